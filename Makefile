@@ -1,0 +1,29 @@
+# Each target sets itself up in .venv; a second run of `make setup` does nothing.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test test-all check clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch .venv/ready
+
+demo: setup
+	$(BIN)/mainstem demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-all: setup
+	$(BIN)/python -m pytest -m 'slow or not slow'
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist *.egg-info src/*.egg-info

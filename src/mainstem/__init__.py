@@ -1,0 +1,42 @@
+"""mainstem: a GPT toolkit in which the residual stream is a thing you can hold.
+
+The public names below are loaded when they are first used, so that `import mainstem` loads no torch.
+"""
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "GPT": "mainstem.model.gpt",
+    "ModelConfig": "mainstem.config",
+    "PRESETS": "mainstem.config",
+    "RESIDUALS": "mainstem.residuals",
+    "Recorder": "mainstem.model.tap",
+    "RunFolder": "mainstem.training.folder",
+    "Sampling": "mainstem.generation.sampling",
+    "Source": "mainstem.text.corpus",
+    "Sublayer": "mainstem.model.sublayer",
+    "TrainConfig": "mainstem.config",
+    "Training": "mainstem.training.loop",
+    "UserError": "mainstem.errors",
+    "evaluate": "mainstem.training.evaluate",
+    "generate": "mainstem.generation.decoding",
+    "load": "mainstem.training.checkpoint",
+    "prepare": "mainstem.text.tokens",
+}
+
+__version__ = "0.1.0"
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from the room where it lives (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mainstem' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,75 @@
+"""The command line: one file a verb, which parses, calls a room below, and prints.
+
+This top level is a table of our own, so that `mainstem --help` imports nothing; only the verb that was typed is loaded.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from mainstem import __version__
+from mainstem.errors import UserError, nearest
+
+VERBS = {  # verb: what it does; each lives in the module of its name
+    "demo": "the whole trip on the bundled Shakespeare, in minutes, on a CPU",
+    "info": "parameters by part, norms, FLOPs per token, memory of a preset or a run",
+    "tokenizer": "train a tokenizer; encode and decode with one",
+    "data": "text -> tokenizer, token files, passport",
+    "train": "start a run; the same line typed again resumes where it stopped",
+    "generate": "text from a trained model",
+    "doctor": "before step 0: memory, disk, epochs, rates; after a failure: what went wrong",
+    "verify-resume": "prove that killed and resumed runs end in an uninterrupted run's bytes",
+}
+
+
+def _help() -> str:
+    verbs = "\n".join(f"  {verb:<15}{about}" for verb, about in VERBS.items())
+    return (
+        "usage: mainstem VERB ...\n\n"
+        "A GPT toolkit in which the residual stream is a thing you can hold.\n\n"
+        f"{verbs}\n\n"
+        "mainstem VERB --help   the verb's arguments; every verb takes --json\n"
+        "mainstem --version"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code: 0, 1 the run failed, 2 the input is wrong, 130 and 143 signals."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a console that cannot show a character must not end a run
+            stream.reconfigure(errors="replace")
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(_help())
+            return 0
+        if argv[0] in ("-V", "--version"):
+            print(f"mainstem {__version__}")
+            return 0
+        verb = argv[0]
+        if verb not in VERBS:
+            raise UserError(f"unknown verb {verb!r}; {nearest(verb, VERBS)}; mainstem --help lists them")
+        module = importlib.import_module(f"mainstem.cli.{verb.replace('-', '_')}")
+        module.main(argv[1:])
+        sys.stdout.flush()
+        return 0
+    except UserError as error:
+        return _failed(argv, str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _failed(argv, "interrupted", 130)
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except MemoryError as error:
+        return _failed(argv, f"out of memory ({error}); lower --micro-batch or --model.n-ctx", 1)
+
+
+def _failed(argv: list[str], message: str, code: int) -> int:
+    """One message on stderr, and with --json one object on stdout."""
+    print(f"mainstem: {message}", file=sys.stderr)
+    if "--json" in argv:
+        from mainstem.durable import to_json
+
+        print(to_json({"error": message, "exit_code": code}))
+    return code

@@ -1,0 +1,93 @@
+"""`mainstem generate RUN "prompt"`: text from a trained model, as it becomes certain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mainstem.cli.parse import Flat, Positional, parse
+from mainstem.cli.screen import Screen
+from mainstem.cli.signals import stoppable
+from mainstem.errors import DataError
+from mainstem.generation.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Continue prompts with a trained model."""
+
+    run: Positional[str]
+    """A run folder, or a checkpoint inside one."""
+    prompts: Positional[tuple[str, ...]] = ("",)
+    """Texts to continue; several are read as one batch; an empty one starts a document."""
+    max_new_tokens: int = 200
+    """At most so many tokens a prompt."""
+    seed: int = 1
+    """The same seed gives the same text."""
+    n: int = 1
+    """Samples a prompt."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; they are not printed."""
+    context: Literal["slide", "stop"] = "slide"
+    """Past the context: slide to its last half, or stop."""
+    no_cache: bool = False
+    """Read the whole window at every step: the same text, slower."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+    json: bool = False
+    """One object on stdout at the end."""
+    sampling: Flat[Sampling] = Sampling()
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, generate, print."""
+    command = parse(Generate, "generate", argv)
+    screen = Screen(command.json)
+    from mainstem.generation.decoding import Chunk, stream
+    from mainstem.training.checkpoint import load
+    from mainstem.training.device import Device
+
+    model, tokenizer = load(command.run)
+    if tokenizer is None:
+        raise DataError(f"{command.run}: it has no tokenizer.json, so it cannot read a prompt; copy one into the folder")
+    model.to(Device.choose(command.device).device)
+    rows = [prompt for prompt in command.prompts for _ in range(command.n)]
+    texts, reasons = [""] * len(rows), [""] * len(rows)
+    notices: list[str] = []
+
+    def show(chunk: Chunk) -> None:
+        """One row streams; several are printed whole, since lines of two texts must not mix."""
+        if len(rows) == 1:
+            screen.stream(chunk.text)
+            if chunk.finish_reason:
+                screen.say()
+        elif chunk.finish_reason:
+            screen.say(f"--- {chunk.row + 1} of {len(rows)} ({chunk.finish_reason})")
+            screen.say(rows[chunk.row] + texts[chunk.row])
+
+    with stoppable() as check:
+        if len(rows) == 1:
+            screen.stream(rows[0])
+        for chunk in stream(
+            model,
+            tokenizer,
+            list(command.prompts),
+            max_new_tokens=command.max_new_tokens,
+            sampling=command.sampling,
+            seed=command.seed,
+            n=command.n,
+            stop=command.stop,
+            context=command.context,
+            use_cache=not command.no_cache,
+            should_stop=check,
+        ):
+            texts[chunk.row] += chunk.text
+            notices += chunk.notices
+            reasons[chunk.row] = chunk.finish_reason or ""
+            show(chunk)
+    for notice in dict.fromkeys(notices):
+        screen.note(notice)
+    samples = [
+        {"prompt": prompt, "text": text, "finish_reason": reason}
+        for prompt, text, reason in zip(rows, texts, reasons, strict=True)
+    ]
+    screen.result({"run": command.run, "text": texts[0], "samples": samples, "notices": notices})

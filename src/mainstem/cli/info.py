@@ -1,0 +1,43 @@
+"""`mainstem info PRESET|RUN`: what a model is made of, from its config alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mainstem import counts
+from mainstem.cli.parse import Positional, config_of, parse
+from mainstem.cli.screen import Screen
+from mainstem.config import PRESETS, ModelConfig
+from mainstem.errors import UserError
+
+
+@dataclass(frozen=True)
+class Info:
+    """Count parameters, norms, FLOPs per token and memory; nothing is built and no weight is read."""
+
+    target: Positional[str]
+    """A preset (tiny, mini, andrea-nano, andrea-12m, andrea-120m, andrea-480m, gpt2) or a RUN."""
+    json: bool = False
+    """One object on stdout."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, count, print."""
+    target = next((word for word in argv[:1] if not word.startswith("-")), None)
+    if target is None and not {"-h", "--help"} & set(argv):
+        raise UserError(f"info: name a preset or a RUN first; presets: {', '.join(PRESETS)}")
+    config = config_of(target) if target else ModelConfig()
+    command = parse(Info, "info", argv, Info(target or "tiny", model=config))
+    screen, config = Screen(command.json), command.model.resolved()
+    summary = counts.summary(config)
+    about = PRESETS[command.target].about if command.target in PRESETS else "run"
+    screen.say(
+        f"{command.target} ({about}): {config.n_layer} blocks, {config.d_model} wide, {config.n_head} heads of "
+        f"{config.d_head}, {config.n_ctx} positions, residual {config.residual}"
+    )
+    screen.table(["parameters", ""], [[name.replace("_", " "), n] for name, n in summary["parameters"].items()])
+    screen.say(f"  norms {summary['norms']}; tied matrices count once")
+    screen.table(["FLOPs per token", ""], [[name, n] for name, n in summary["flops_per_token"].items()])
+    memory = summary["memory_bytes"]
+    screen.table(["memory, float32, one window", "MB"], [[name.replace("_", " "), n / 1e6] for name, n in memory.items()])
+    screen.result({"name": command.target, "config": config.to_dict(), **summary})

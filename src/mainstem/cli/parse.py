@@ -1,0 +1,52 @@
+"""Flags to dataclasses, by tyro, and the pieces of a command line that several verbs share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tyro
+from tyro.conf import OmitArgPrefixes as Flat  # a dataclass whose fields are flags of the top level
+from tyro.conf import Positional
+
+from mainstem.config import PRESETS, ModelConfig
+from mainstem.errors import UserError, nearest
+from mainstem.text.corpus import Source
+
+__all__ = ["Flat", "Positional", "Reading", "config_of", "parse"]
+
+Command = TypeVar("Command")
+
+def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any = None) -> Command:
+    """The command that argv spells; `default` gives the values of what is not typed."""
+    options = {"default": default} if default is not None else {}
+    return tyro.cli(command, prog=f"mainstem {verb}", args=list(argv), config=(tyro.conf.FlagCreatePairsOff,), **options)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How text files are read."""
+
+    encoding: str = "utf-8"
+    """Of the files: utf-8, cp949, utf-16, ..."""
+    newlines: Literal["keep", "lf"] = "keep"
+    """keep every line end as it is, or make each a line feed."""
+    separator: str | None = None
+    """Split a plain text into documents at this string."""
+    text_field: str = "text"
+    """The field of a .jsonl record that holds the text."""
+
+    def source(self, paths: Sequence[str]) -> Source:
+        """The text of some files, `-` for standard input, or one bundled corpus."""
+        return Source(tuple(paths), **vars(self))
+
+
+def config_of(target: str) -> ModelConfig:
+    """The model's config of a preset or a RUN, without reading weights. Raises UserError with the nearest preset."""
+    from mainstem.training import folder
+
+    if target in PRESETS:
+        return PRESETS[target].model
+    if not Path(target).exists():
+        raise UserError(f"{target}: neither a preset nor a run folder; {nearest(target, PRESETS)}")
+    return folder.model_config(target)

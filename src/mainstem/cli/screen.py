@@ -1,0 +1,114 @@
+"""What a person sees: lines on stdout, progress on stderr; a bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from mainstem.durable import to_json
+
+PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
+
+
+class Screen:
+    """Where a verb prints. With `json`, stdout carries one object and everything else goes to stderr."""
+
+    def __init__(self, json: bool = False):
+        self.json = json
+        self.progress = Console(stderr=True, highlight=False)
+
+    def say(self, text: str = "") -> None:
+        """A line for a person."""
+        print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
+
+    def stream(self, text: str) -> None:
+        """Text as it comes, without an end of line."""
+        print(text, end="", file=sys.stderr if self.json else sys.stdout, flush=True)
+
+    def note(self, text: str) -> None:
+        """Something that a person should know, apart from the output."""
+        print(f"note: {text}", file=sys.stderr, flush=True)
+
+    def result(self, value: Any) -> None:
+        """The one object of --json; nothing without it."""
+        if self.json:
+            print(to_json(value))
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Columns in plain text: words to the left, numbers to the right."""
+        cells = [[_cell(value) for value in row] for row in rows]
+        widths = [max(len(row[i]) for row in [list(columns), *cells]) for i in range(len(columns))]
+        numbers = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(columns))]
+        for row in [list(columns), *cells]:
+            aligned = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numbers, strict=True))
+            self.say("  " + "  ".join(aligned).rstrip())
+
+    def bar(self, what: str, total: int) -> "Bar":
+        """Progress towards a total."""
+        return Bar(self.progress, what, total)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.2f}" if 0.01 <= abs(value) < 1000 or value == 0 else f"{value:.1e}"
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.lstrip("-")[:1].isdigit()
+
+
+class Bar:
+    """`with screen.bar("training", steps) as bar: bar.at(step, "loss 3.21")`."""
+
+    def __init__(self, console: Console, what: str, total: int):
+        self._console, self._what, self._total = console, what, total
+        self._shown = time.monotonic()
+        self._progress: Progress | None = None
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn(what),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[note]}"),
+                console=console,
+                transient=False,
+                expand=True,
+            )
+            self._task = self._progress.add_task(what, total=total, note="")
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def at(self, done: int, note: str = "") -> None:
+        """Show how far the work is."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, note=note)
+        elif time.monotonic() - self._shown >= PLAIN_EVERY or done == self._total:
+            self._shown = time.monotonic()
+            print(f"{self._what} {done:,}/{self._total:,}  {note}".rstrip(), file=sys.stderr, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)

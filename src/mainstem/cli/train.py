@@ -1,0 +1,317 @@
+"""`mainstem train [RUN]`: start a run; the same line typed again resumes it."""
+
+import dataclasses
+import math
+import resource
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mainstem import counts
+from mainstem.cli.parse import Flat, Positional, Reading, parse
+from mainstem.cli.screen import Screen
+from mainstem.cli.signals import stoppable
+from mainstem.config import ModelConfig, TrainConfig, preset
+from mainstem.errors import ConfigError, DataError, Interrupted, RunError
+from mainstem.text import tokenizer as tokenizers
+from mainstem.text import tokens
+from mainstem.training.folder import RunFolder, read_rows
+
+DEFAULT_PRESET = "tiny"
+MAY_CHANGE = {"save_every", "eval_every", "vitals_every", "sample_every", "keep", "device"}
+"""Fields of a run that a resumed line may change freely; `steps` needs --extend, the rest is refused."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a GPT from scratch. The same line typed again resumes where it stopped."""
+
+    run: Positional[str | None] = None
+    """The run folder; without it runs/PRESET."""
+    preset: str = DEFAULT_PRESET
+    """tiny, mini, andrea-nano, andrea-12m, andrea-120m, andrea-480m, gpt2; every flag below overrides it."""
+    data: tuple[str, ...] = ()
+    """Text files, a folder that `mainstem data` made, a bundled corpus (shakespeare, constitution-ko), or - ."""
+    val: tuple[str, ...] = ()
+    """Text files to validate on; without them the last tenth of the data is held out."""
+    tokenizer: str = "bpe"
+    """bpe, char or byte, trained on the data; or a tokenizer.json, or a folder that holds one."""
+    tokens: int = 0
+    """Train on this many tokens instead of a number of --steps."""
+    init_from: str | None = None
+    """A RUN whose weights a new run starts from."""
+    out: str | None = None
+    """The run folder, as a flag."""
+    extend: bool = False
+    """Let --steps differ from what the run was started with."""
+    dry_run: bool = False
+    """Show what would be trained, and by which optimizer; train nothing."""
+    json: bool = False
+    """One object on stdout at the end."""
+    reading: Flat[Reading] = Reading()
+    train: Flat[TrainConfig] = TrainConfig()
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where the run lives."""
+        if self.run and self.out and Path(self.run) != Path(self.out):
+            raise ConfigError(f"--out: {self.out!r} and RUN {self.run!r} are two folders; give one of them")
+        return RunFolder(self.run or self.out or f"runs/{self.preset}")
+
+    def asked(self) -> dict[str, Any]:
+        """What decides the run, as run.json keeps it and a resumed line is compared with."""
+        return {
+            "preset": self.preset,
+            "data": list(self.data),
+            "val": list(self.val),
+            "tokenizer": self.tokenizer,
+            "init_from": self.init_from,
+            "reading": vars(self.reading),
+            "train": self.train.to_dict(),
+            "model": self.model.to_dict(),
+        }
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, train, print."""
+    command = resumable(argv)
+    screen = Screen(command.json)
+    with stoppable() as check:
+        screen.result(run(command, screen, check))
+
+
+def resumable(argv: Sequence[str]) -> Train:
+    """The command that argv spells over the preset, or over the run that it names if that was started before."""
+    named = _typed(argv, "--preset")
+    place = argv[0] if argv and not argv[0].startswith("-") else _typed(argv, "--out")
+    while True:  # a RUN that stands behind the flags is known after the first parse alone
+        default = _default(RunFolder(place or f"runs/{named or DEFAULT_PRESET}"), named)
+        command = parse(Train, "train", argv, default)
+        if place == (actual := command.run or command.out):
+            break
+        place = actual
+    if command.tokens:
+        per_step = command.train.batch_size * command.model.n_ctx
+        steps = max(1, math.ceil(command.tokens / per_step))
+        command = dataclasses.replace(command, train=command.train.replace(steps=steps))
+    if command.folder.exists():
+        _refuse_changes(default, command)
+    return command
+
+
+def _typed(argv: Sequence[str], flag: str) -> str | None:
+    for i, word in enumerate(argv):
+        if word == flag and i + 1 < len(argv):
+            return argv[i + 1]
+        if word.startswith(flag + "="):
+            return word.partition("=")[2]
+    return None
+
+
+def _default(folder: RunFolder, named: str | None) -> Train:
+    """Preset < saved config; what is typed comes on top."""
+    if folder.exists():
+        asked = dict(folder.settings()["asked"])
+        for name, kind in (("train", TrainConfig), ("model", ModelConfig)):
+            asked[name] = kind.from_dict(asked[name])
+        asked["reading"] = Reading(**asked["reading"])
+        return Train(**asked | {"data": tuple(asked["data"]), "val": tuple(asked["val"])})
+    start = preset(named or DEFAULT_PRESET)
+    return Train(preset=start.name, data=(start.data,), train=start.train, model=start.model)
+
+
+def _flat(value: dict[str, Any]) -> dict[str, Any]:
+    nested = {f"model.{key}": item for key, item in value["model"].items()}
+    return {k: v for k, v in value.items() if k not in ("model", "train", "reading")} | (
+        value["train"] | value["reading"] | nested
+    )
+
+
+def _refuse_changes(saved: Train, typed: Train) -> None:
+    before, after = _flat(saved.asked()), _flat(typed.asked())
+    free = MAY_CHANGE | ({"steps"} if typed.extend else set())
+    changed = [name for name in before if before[name] != after[name] and name not in free]
+    if changed == ["steps"]:
+        raise RunError(
+            f"{typed.folder.path}: steps: the run was started for {before['steps']:,} and {after['steps']:,} were typed; "
+            "add --extend to go on to that step, with the schedule stretched to it"
+        )
+    if changed:
+        pairs = "; ".join(f"{name}: saved {before[name]!r}, typed {after[name]!r}" for name in changed)
+        raise RunError(f"{typed.folder.path}: a run cannot change as it goes on ({pairs}); choose another folder")
+
+
+def run(command: Train, screen: Screen, check: Callable[[], None]) -> dict[str, Any]:
+    """Prepare the data, train to the end, and return what --json shows."""
+    folder, notes = command.folder, []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        screen.note(text)
+
+    if command.extend and folder.exists():
+        saved = folder.settings()["train"]["steps"]
+        if saved != command.train.steps:
+            note(f"steps {saved:,} -> {command.train.steps:,}; the schedule is that of {command.train.steps:,} steps")
+    data = prepared(command, screen, check)
+    for text in data.notes():
+        note(text)
+    size = data.tokenizer.vocab_size
+    if size != command.model.vocab_size:
+        note(f"vocabulary {size:,}, the tokenizer's, instead of {command.model.vocab_size:,}")
+    model = command.model.replace(vocab_size=size).resolved()
+    _headline(command, model, data, screen)
+    if command.dry_run:
+        return _dry_run(command, model, screen)
+    from mainstem.training.loop import Training
+
+    training = Training(
+        folder, model, command.train, data,
+        settings={"asked": command.asked()}, init_from=command.init_from, sample=_sample, should_stop=check,
+    )  # fmt: skip
+    try:
+        watch(training.events(), command.train.steps, screen, note)
+    except Interrupted as stopped:
+        where = folder.named("last")
+        saved_at = f"saved as {where}" if where else "before the first step"
+        raise Interrupted(f"{stopped}; {saved_at}; the same line resumes it", stopped.exit_code - 128) from None
+    return summary(folder, notes)
+
+
+def prepared(command: Train, screen: Screen, check: Callable[[], None]) -> tokens.Prepared:
+    """The token files that the command means: a prepared folder, or the run's own, made from text if need be."""
+    folder = command.folder
+    if len(command.data) == 1 and (Path(command.data[0]) / tokens.PASSPORT).is_file():
+        data = tokens.load(Path(command.data[0]), verify=True)
+        given = _given_tokenizer(command.tokenizer)
+        if given is not None and given.hash != data.tokenizer.hash:
+            raise DataError(f"{command.data[0]}: made by another tokenizer than {command.tokenizer}; leave that out")
+        return data
+    source = command.reading.source(command.data)
+    if folder.exists() and folder.data.is_dir():
+        data = tokens.load(folder.data, verify=True)
+        if source.fingerprints() != data.passport["sources"]:
+            names = ", ".join(command.data)
+            raise DataError(f"{names}: changed since {folder.path} was started; choose another folder for it")
+        return data
+    given = _given_tokenizer(command.tokenizer)
+    total = max(1, sum(int(row["bytes"]) for row in source.fingerprints()))
+    with screen.bar("reading", total) as bar:
+        return tokens.prepare(
+            source,
+            folder.data,
+            tokenizer=given,
+            kind=command.tokenizer if given is None else "bpe",
+            vocab_size=command.model.vocab_size if command.tokenizer == "bpe" else None,
+            val=command.reading.source(command.val) if command.val else None,
+            should_stop=check,
+            progress=lambda done, of: bar.at(min(done, total)),
+        )
+
+
+def _given_tokenizer(name: str) -> tokenizers.Tokenizer | None:
+    """None for a kind that is to be trained."""
+    if name in tokenizers.KINDS:
+        return None
+    path = Path(name)
+    return tokenizers.load(path / "tokenizer.json" if path.is_dir() else path)
+
+
+def _headline(command: Train, model: ModelConfig, data: tokens.Prepared, screen: Screen) -> None:
+    total = counts.parameters(model).total
+    screen.say(
+        f"{command.preset}: {model.n_layer} blocks, {model.d_model} wide, residual {model.residual}; "
+        f"{total:,} parameters"
+    )
+    met = data.passport["counts"]
+    names = ", ".join(Path(str(row["name"])).name for row in data.passport["sources"])
+    screen.say(
+        f"{names}: {met['documents']:,} documents, {met['bytes'] / 1e6:.2f} MB, {met['tokens']:,} tokens "
+        f"({data.tokenizer.kind} of {data.tokenizer.vocab_size:,})"
+    )
+
+
+def _sample(model: Any, tokenizer: tokenizers.Tokenizer) -> str:
+    from mainstem.generation.decoding import generate
+
+    return str(generate(model, tokenizer, "", max_new_tokens=64, seed=1))
+
+
+def watch(events: Iterable[Any], steps: int, screen: Screen, note: Callable[[str], None]) -> None:
+    """Show a training's events as they come."""
+    from mainstem.training import loop
+
+    vitals: list[dict[str, Any]] = []
+    with screen.bar("training", steps) as bar:
+        for event in events:
+            if isinstance(event, loop.Step):
+                rate = event.tokens / event.seconds / 1000
+                bar.at(event.step, f"loss {event.loss:.2f}  {event.bits_per_byte:.2f} bits/byte  {rate:.1f}k tok/s")
+            elif isinstance(event, loop.Evaluated):
+                best = ", the best so far" if event.best else ""
+                bar.say(
+                    f"step {event.step:,}: held-out {event.result.bits_per_byte:.4f} bits per byte, "
+                    f"{event.result.loss:.4f} nats per token{best}"
+                )
+            elif isinstance(event, loop.Observed):
+                vitals = event.rows
+            elif isinstance(event, loop.Sampled):
+                bar.say(f"step {event.step:,}: {event.text!r}")
+            elif isinstance(event, loop.Notice):
+                note(event.text)
+    if vitals:
+        show_vitals(vitals, screen)
+
+
+def show_vitals(rows: list[dict[str, Any]], screen: Screen) -> None:
+    """The stream by depth, as the last look found it."""
+    columns = {
+        "block": "depth", "stream": "stream", "attn_write": "attn write", "mlp_write": "mlp write",
+        "attn_cos": "cos(attn)", "mlp_cos": "cos(mlp)", "gradient": "gradient", "update": "update",
+    }  # fmt: skip
+    screen.say(f"the stream at step {rows[0]['step']:,}")
+    screen.table(list(columns.values()), [[row.get(key) for key in columns] for row in rows])
+
+
+def summary(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
+    """The end of a run, from its own files."""
+    rows = read_rows(folder.metrics)
+    steps = [row for row in rows if row["kind"] == "train"]
+    evaluations = [row for row in rows if row["kind"] == "eval"]
+    last = evaluations[-1] if evaluations else {}
+    best = min(evaluations, key=lambda row: row["loss"], default={})
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {
+        "run": str(folder.path),
+        "steps": steps[-1]["step"] if steps else 0,
+        "parameters": counts.parameters(ModelConfig.from_dict(folder.settings()["model"])).total,
+        "tokens": sum(row["tokens"] for row in steps),
+        "train_seconds": sum(row["seconds"] for row in steps),
+        "train_loss": steps[-1]["loss"] if steps else None,
+        "val_loss": last.get("loss"),
+        "val_bits_per_byte": last.get("bits_per_byte"),
+        "best_step": best.get("step"),
+        "best_val_bits_per_byte": best.get("bits_per_byte"),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "notes": notes,
+    }
+
+
+def _dry_run(command: Train, model: ModelConfig, screen: Screen) -> dict[str, Any]:
+    """The optimizer's groups: every parameter once."""
+    from mainstem.model.gpt import GPT
+    from mainstem.training.optim import Optimizer
+
+    built = GPT(model, seed=command.train.seed)
+    sizes = {name: parameter.numel() for name, parameter in built.named_parameters()}
+    found = Optimizer(built, command.train, fused=False).groups()
+    groups = [
+        {"optimizer": optimizer, "weight_decay": decay, "parameters": sum(sizes[n] for n in names), "names": names}
+        for optimizer, decay, names in found
+    ]
+    rows = [[kind, decay, len(names), sum(sizes[n] for n in names), names[0]] for kind, decay, names in found]
+    screen.table(["optimizer", "decay", "tensors", "parameters", "first"], rows)
+    return {"groups": groups, **counts.summary(model, max(1, command.train.micro_batch), command.train.optimizer)}

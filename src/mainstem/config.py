@@ -1,0 +1,321 @@
+"""What a model is and how it is trained: two frozen dataclasses, and the presets as rows.
+
+The same dataclasses are the library's configs, the `config.json` of a checkpoint and the command line's flags; the
+sentence under a field is its `--help`. A field that holds AUTO (-1, or "auto") is derived from the others by
+`resolved()`; everything that is built or saved is resolved first.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+from mainstem import residuals
+from mainstem.errors import ConfigError, nearest
+
+AUTO = -1
+
+NORMS = ("layernorm", "rmsnorm")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu")
+GATED = ("swiglu", "geglu")
+POSITIONS = ("learned", "rotary", "none")
+INITS = ("gpt2", "xavier", "width")
+OPTIMIZERS = ("adamw", "muon")
+SCHEDULES = ("cosine", "linear", "trapezoid", "constant")
+
+
+class Config:
+    """What both configs share: fields by name, with errors that name the nearest valid one."""
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """The fields, in order."""
+        return tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """A config from plain values. Raises ConfigError on an unknown field, with the nearest valid name."""
+        for name in values:
+            if name not in cls.field_names():
+                raise ConfigError(f"{cls.__name__}: unknown field {name!r}; {nearest(name, cls.field_names())}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, validated again."""
+        return type(self).from_dict(self.to_dict() | changes)
+
+    def _check(self, ok: bool, field: str, rule: str) -> None:
+        if not ok:
+            raise ConfigError(f"{field}: {getattr(self, field)!r} is not possible; {rule}")
+
+    def _choice(self, field: str, valid: tuple[str, ...]) -> None:
+        value = getattr(self, field)
+        if value not in valid:
+            raise ConfigError(f"{field}: unknown value {value!r}; {nearest(str(value), valid)}")
+
+    def _types(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.type is float and type(value) is int:
+                object.__setattr__(self, field.name, float(value))
+            elif type(value) is not field.type:
+                wanted = getattr(field.type, "__name__", field.type)
+                raise ConfigError(f"{field.name}: {value!r} should be {wanted}")
+            elif field.type is float and not math.isfinite(value):
+                raise ConfigError(f"{field.name}: {value!r} is not a finite number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Config):
+    """A GPT, whole: its shape, how branches join the stream, and what its parts are made of."""
+
+    vocab_size: int = 512
+    """Tokens; a tokenizer that is given replaces it by its own size."""
+    n_ctx: int = 128
+    """Positions that attention can see, and the length of a training window."""
+    n_layer: int = 4
+    """Blocks; 0 leaves embedding and unembedding, a bigram model."""
+    n_head: int = 4
+    """Attention heads a block."""
+    d_model: int = 128
+    """Width of the residual stream."""
+    d_head: int = AUTO
+    """Width of a head; -1: d_model / n_head."""
+    d_mlp: int = AUTO
+    """Width inside the MLP; -1: 4 x d_model, gated 8/3 x d_model rounded up to a multiple of 8; 0: attention only."""
+    residual: str = "pre"
+    """How a branch joins the stream: pre post sandwich reordered none deepnorm rezero layerscale lns mix no_skip
+    no_skip_bare."""
+    norm: str = "layernorm"
+    """layernorm or rmsnorm."""
+    norm_eps: float = 1e-5
+    """Added to the variance (layernorm) or mean square (rmsnorm)."""
+    activation: str = "gelu_tanh"
+    """gelu (erf), gelu_tanh, relu, relu2 (squared), swiglu, geglu (both gated)."""
+    position: str = "learned"
+    """learned, rotary or none."""
+    rope_base: float = 10000.0
+    """The longest rotary wavelength over 2 pi."""
+    attn_scale: float = AUTO
+    """What q.k is multiplied by; -1: 1 / sqrt(d_head)."""
+    dropout: float = 0.0
+    """Common default of the five dropouts below."""
+    embd_dropout: float = AUTO
+    """On the embeddings; -1: as dropout."""
+    attn_dropout: float = AUTO
+    """On the attention weights; -1: as dropout."""
+    attn_out_dropout: float = AUTO
+    """On what attention writes to the stream; -1: as dropout."""
+    mlp_dropout: float = AUTO
+    """Inside the MLP, after the activation; -1: as dropout."""
+    mlp_out_dropout: float = AUTO
+    """On what the MLP writes to the stream; -1: as dropout."""
+    bias: bool = True
+    """Biases in the linear layers of the blocks and in layernorm."""
+    tie_embeddings: bool = True
+    """Whether the unembedding is the embedding's own matrix."""
+    lm_head_bias: bool = False
+    """A bias on the logits."""
+    qk_norm: bool = False
+    """A norm over each head's queries and keys."""
+    init: str = "auto"
+    """gpt2 (std 0.02), xavier, width (std 1/sqrt(d_model) for every matrix); auto: as the residual row's source."""
+
+    def __post_init__(self) -> None:
+        self._types()
+        for field in ("vocab_size", "n_ctx", "n_head", "d_model"):
+            self._check(getattr(self, field) >= 1, field, "it must be at least 1")
+        self._check(self.n_layer >= 0, "n_layer", "it must be at least 0")
+        self._check(self.d_head == AUTO or self.d_head >= 1, "d_head", "at least 1, or -1 for d_model / n_head")
+        self._check(self.d_mlp >= AUTO, "d_mlp", "at least 0 (attention only), or -1 for the usual width")
+        residuals.row(self.residual)
+        self._choice("norm", NORMS)
+        self._choice("activation", ACTIVATIONS)
+        self._choice("position", POSITIONS)
+        self._choice("init", ("auto", *INITS))
+        self._check(self.norm_eps > 0, "norm_eps", "it must be above 0")
+        self._check(self.rope_base > 0, "rope_base", "it must be above 0")
+        self._check(self.attn_scale == AUTO or self.attn_scale > 0, "attn_scale", "above 0, or -1 for 1/sqrt(d_head)")
+        self._check(0 <= self.dropout < 1, "dropout", "0 or more and below 1")
+        for field in _DROPOUTS:
+            value = getattr(self, field)
+            self._check(value == AUTO or 0 <= value < 1, field, "0 or more and below 1, or -1 for the common dropout")
+        if self.d_head == AUTO and self.d_model % self.n_head:
+            raise ConfigError(
+                f"n_head: {self.n_head} heads do not divide d_model {self.d_model}; "
+                "choose a divisor or set d_head yourself"
+            )
+        if self.position == "rotary" and (self.d_model // self.n_head if self.d_head == AUTO else self.d_head) % 2:
+            raise ConfigError(f"position: rotary turns pairs, so d_head must be even; it is {self.resolved().d_head}")
+
+    def resolved(self) -> "ModelConfig":
+        """The same config with every derived field filled in."""
+        changes: dict[str, Any] = {name: self.dropout for name in _DROPOUTS if getattr(self, name) == AUTO}
+        d_head = self.d_model // self.n_head if self.d_head == AUTO else self.d_head
+        if self.d_mlp == AUTO:
+            gated = self.activation in GATED
+            changes["d_mlp"] = -(-8 * self.d_model // 24) * 8 if gated else 4 * self.d_model
+        if self.attn_scale == AUTO:
+            changes["attn_scale"] = d_head**-0.5
+        if self.init == "auto":
+            changes["init"] = residuals.row(self.residual).init
+        return dataclasses.replace(self, d_head=d_head, **changes)
+
+
+_DROPOUTS = ("embd_dropout", "attn_dropout", "attn_out_dropout", "mlp_dropout", "mlp_out_dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Config):
+    """How a model is trained: how long, on how much at once, at which rate, and what is kept."""
+
+    steps: int = 1000
+    """Optimizer steps."""
+    batch_size: int = 16
+    """Windows of n_ctx tokens a step."""
+    micro_batch: int = AUTO
+    """Windows at once in memory; -1: the whole batch."""
+    lr: float = 1e-3
+    """Peak learning rate (AdamW)."""
+    optimizer: str = "adamw"
+    """adamw, or muon for the blocks' matrices with adamw for the rest."""
+    muon_lr: float = 0.02
+    """Peak rate of muon's matrices."""
+    momentum: float = 0.95
+    """Muon's momentum (Nesterov)."""
+    beta1: float = 0.9
+    """AdamW's decay of the mean gradient."""
+    beta2: float = 0.95
+    """AdamW's decay of the mean squared gradient."""
+    weight_decay: float = 0.1
+    """Decoupled decay of matrices and embeddings; norms, biases and gains have none."""
+    schedule: str = "cosine"
+    """cosine, linear, trapezoid (constant, then linear), constant; all after the warm-up."""
+    warmup: int = 50
+    """Steps over which the rate rises."""
+    min_lr: float = 0.1
+    """Where the schedule ends, as a share of the peak."""
+    decay_share: float = 0.3
+    """Share of the steps over which trapezoid falls."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0: no clipping."""
+    seed: int = 1
+    """Weights, order of the data and dropout all follow from it."""
+    eval_every: int = 500
+    """Steps between evaluations over the whole validation split; 0: only at the end."""
+    save_every: int = 500
+    """Steps between checkpoints; 0: only at the end."""
+    keep: int = 2
+    """Checkpoints that are kept, besides the best."""
+    vitals_every: int = 100
+    """Steps between looks at the stream; 0: none."""
+    sample_every: int = 0
+    """Steps between samples of text; 0: none."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+    compile: bool = False
+    """Compile the blocks; checked against the plain model on the first batch."""
+
+    def __post_init__(self) -> None:
+        self._types()
+        for field in ("steps", "batch_size", "keep"):
+            self._check(getattr(self, field) >= 1, field, "it must be at least 1")
+        for field in ("warmup", "eval_every", "save_every", "vitals_every", "sample_every", "seed"):
+            self._check(getattr(self, field) >= 0, field, "it must be at least 0")
+        self._check(self.micro_batch == AUTO or self.micro_batch >= 1, "micro_batch", "at least 1, or -1 for the batch")
+        for field in ("lr", "muon_lr"):
+            self._check(getattr(self, field) > 0, field, "it must be above 0")
+        for field in ("momentum", "beta1", "beta2"):
+            self._check(0 <= getattr(self, field) < 1, field, "0 or more and below 1")
+        for field in ("min_lr", "decay_share"):
+            self._check(0 <= getattr(self, field) <= 1, field, "a share from 0 to 1")
+        for field in ("weight_decay", "clip"):
+            self._check(getattr(self, field) >= 0, field, "it must be at least 0")
+        self._choice("optimizer", OPTIMIZERS)
+        self._choice("schedule", SCHEDULES)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named starting point: a model, its training, and the text that it is shown on."""
+
+    name: str
+    about: str
+    model: ModelConfig
+    train: TrainConfig
+    data: str = "shakespeare"
+
+
+def _andrea(**shape: Any) -> ModelConfig:
+    return ModelConfig(n_ctx=1024, activation="gelu_tanh", position="learned", **shape)
+
+
+PRESETS: dict[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            "tiny",
+            "trains in seconds; for tests and first steps",
+            ModelConfig(vocab_size=512, n_ctx=64, n_layer=2, n_head=2, d_model=64),
+            TrainConfig(steps=200, batch_size=8, lr=3e-3, warmup=10, eval_every=100, save_every=50, vitals_every=50),
+        ),
+        Preset(
+            "mini",
+            "Mini GPT: erf-GELU, an untied head with bias, dropout 0.1",
+            ModelConfig(
+                vocab_size=2048,
+                n_ctx=128,
+                activation="gelu",
+                dropout=0.1,
+                embd_dropout=0.0,
+                tie_embeddings=False,
+                lm_head_bias=True,
+            ),
+            TrainConfig(steps=500, batch_size=16, lr=2e-3, warmup=50, eval_every=250, save_every=250),
+            data="constitution-ko",
+        ),
+        Preset(
+            "andrea-nano",
+            "ANDREA's form at a laptop's size; the demo",
+            ModelConfig(vocab_size=1024, n_ctx=128),
+            TrainConfig(
+                steps=1500, batch_size=12, optimizer="muon", muon_lr=0.03, lr=4e-3, schedule="linear", min_lr=0.0
+            ),
+        ),
+        Preset(
+            "andrea-12m",
+            "ANDREA-12M",
+            _andrea(vocab_size=2305, n_layer=6, n_head=12, d_model=384),
+            TrainConfig(steps=2000, batch_size=8, lr=1e-3, warmup=100),
+        ),
+        Preset(
+            "andrea-120m",
+            "ANDREA-120M",
+            _andrea(vocab_size=8449, n_layer=12, n_head=12, d_model=768),
+            TrainConfig(steps=5000, batch_size=4, micro_batch=1, lr=6e-4, warmup=200),
+        ),
+        Preset(
+            "andrea-480m",
+            "ANDREA-480M",
+            _andrea(vocab_size=8449, n_layer=16, n_head=24, d_model=1536),
+            TrainConfig(steps=10000, batch_size=8, micro_batch=1, lr=3e-4, warmup=500),
+        ),
+        Preset(
+            "gpt2",
+            "GPT-2 small, 124M",
+            ModelConfig(vocab_size=50257, n_ctx=1024, n_layer=12, n_head=12, d_model=768, dropout=0.1),
+            TrainConfig(steps=10000, batch_size=8, micro_batch=1, lr=6e-4, warmup=500),
+        ),
+    )
+}
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name. Raises ConfigError with the nearest valid name."""
+    if name not in PRESETS:
+        raise ConfigError(f"preset: unknown value {name!r}; {nearest(name, PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,161 @@
+"""Files and folders that are either whole or absent, whatever stops the process or the machine.
+
+A file is written under a temporary name, flushed to the disk and renamed. A folder is built the same way, closed by a
+manifest with the size and sha256 of every file, and only then renamed. Readers never see a half.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mainstem.errors import RunError, TrainingFailed
+
+MANIFEST = "manifest.json"
+_TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)$")
+
+
+def sha256(path: Path) -> str:
+    """The file's sha256 in hex, read in blocks."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def plain(value: Any) -> Any:
+    """The value with every non-finite float as None, so that the JSON is valid everywhere."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def to_json(value: Any, indent: int | None = 1) -> str:
+    """JSON in UTF-8 with keys in their own order and non-finite numbers as null."""
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def read_json(path: Path) -> Any:
+    """The file's value. Raises RunError naming the file if it is missing or no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path}: not found") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: not readable as JSON ({error}); restore it or remove its folder") from None
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to the disk."""
+    if path.is_dir() and os.name == "nt":  # Windows cannot open folders; its renames are durable enough
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one step."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    with room_for(path):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            sync(temporary)
+            os.replace(temporary, path)
+            sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """Turn a full disk into one message that names the folder and what is free on it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise TrainingFailed(
+            f"{path}: no room to write it ({error.strerror}; {free / 1e6:,.0f} MB free), and nothing half-written is "
+            "left; free some space, or choose another disk with --out"
+        ) from None
+
+
+@contextlib.contextmanager
+def whole_folder(final: Path) -> Iterator[Path]:
+    """A temporary folder to fill, which becomes `final` when the block ends well and vanishes when it does not."""
+    temporary = final.with_name(f".{final.name}.tmp-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        with room_for(final):
+            temporary.mkdir(parents=True)
+            yield temporary
+            files = sorted(path for path in temporary.iterdir() if path.is_file())
+            for path in files:
+                sync(path)
+            manifest = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
+            (temporary / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+            sync(temporary / MANIFEST)
+            sync(temporary)
+            if final.exists():
+                shutil.rmtree(final)
+            os.rename(temporary, final)
+            sync(final.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def fault(folder: Path) -> str | None:
+    """What is wrong with a folder that `whole_folder` made, or None when every file is as its manifest says."""
+    if not folder.is_dir():
+        return f"{folder}: no such folder"
+    if not (folder / MANIFEST).is_file():
+        return f"{folder}: no {MANIFEST}, so it was never finished"
+    try:
+        manifest = read_json(folder / MANIFEST)
+        for name, said in manifest.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{path}: missing"
+            if (size := path.stat().st_size) != said["bytes"]:
+                return f"{path}: {size} bytes where {said['bytes']} were written"
+            if sha256(path) != said["sha256"]:
+                return f"{path}: its sha256 is not the one that was written"
+    except (RunError, AttributeError, KeyError, TypeError, OSError) as error:
+        return f"{folder / MANIFEST}: unreadable ({error})"
+    return None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files and folders of processes that are no longer there."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        match = _TEMPORARY.match(path.name)
+        if match and not alive(int(match[1])):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of that number exists."""
+    if os.name == "nt":  # signal 0 is no mere question there
+        return pid == os.getpid()
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OSError):
+        return True
+    return True

@@ -1,0 +1,64 @@
+"""Keys and values of the positions that a model has read, so that a step reads one token and not all of them."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mainstem.config import ModelConfig
+from mainstem.errors import ConfigError
+
+
+class Slot(NamedTuple):
+    """One block's part of a cache: views of the whole, and where the next position goes."""
+
+    keys: Tensor  # (B, H, size, D)
+    values: Tensor  # (B, H, size, D)
+    length: int
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the new ones, (B, H, T, D), and return views of all so far, (B, H, length + T, D)."""
+        end = self.length + k.shape[2]
+        self.keys[:, :, self.length : end] = k
+        self.values[:, :, self.length : end] = v
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+class KVCache:
+    """Room for `size` positions of every block, allocated once and never copied.
+
+    Args:
+        config: the model's.
+        batch: rows, B.
+        dtype, device: the model's.
+        size: positions; n_ctx if None.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        size: int | None = None,
+    ):
+        self.size = config.n_ctx if size is None else size
+        shape = (config.n_layer, batch, config.n_head, self.size, config.resolved().d_head)  # (L, B, H, size, D)
+        self._keys = torch.empty(shape, dtype=dtype, device=device)
+        self._values = torch.empty(shape, dtype=dtype, device=device)
+        self.length = 0
+
+    def __getitem__(self, block: int) -> Slot:
+        """The slot of a block."""
+        return Slot(self._keys[block], self._values[block], self.length)
+
+    def advance(self, count: int) -> None:
+        """Note that every slot has been given `count` more positions. Raises ConfigError past `size`."""
+        if self.length + count > self.size:
+            raise ConfigError(f"{self.length + count} positions do not fit a cache of {self.size}; make it larger")
+        self.length += count
+
+    def clear(self, batch: int) -> None:
+        """Forget every position, and keep room for the first `batch` rows."""
+        self.length = 0
+        self._keys, self._values = self._keys[:, :batch], self._values[:, :batch]

@@ -1,0 +1,285 @@
+"""Generation: every row's window is read once, then token by token; text comes out as it becomes certain."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from mainstem.errors import ConfigError, DataError, nearest
+from mainstem.generation.cache import KVCache
+from mainstem.generation.sampling import Sampling, choose, row_generator
+from mainstem.generation.text import Decoder, Utf8Guard, utf8_state
+from mainstem.model.gpt import GPT
+from mainstem.model.tap import Tap
+
+if TYPE_CHECKING:
+    from mainstem.text.tokenizer import Tokenizer
+
+CONTEXTS = ("slide", "stop")
+FinishReason = Literal["length", "stop", "eot"]
+
+LOOK_BACK = 256
+"""Ids at the end of a text in which a loop is looked for."""
+LOOP = 24
+"""Ids that a loop has to fill, in at least three turns, before anything is said."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one step gave to one row."""
+
+    row: int
+    """prompt x n + sample."""
+    text: str
+    """New text; "" while a character or a possible stop string is incomplete."""
+    ids: list[int]
+    """New ids, one a step, end of text included."""
+    finish_reason: FinishReason | None = None
+    """Set in a row's last chunk: `length`, `stop` (a stop string) or `eot`."""
+    notices: tuple[str, ...] = ()
+    """What the user should know: a prompt that was cut, a text that loops."""
+
+
+@dataclass(eq=False)
+class _Row:
+    index: int
+    ids: list[int]  # the prompt as it is read, then what was generated
+    prompt: int  # how many of them are the prompt
+    generator: torch.Generator
+    decoder: Decoder
+    notices: list[str] = field(default_factory=list)  # not told yet
+    start: int = 0  # of the window
+    finish_reason: FinishReason | None = None
+
+
+def stream(
+    model: GPT,
+    tokenizer: "Tokenizer | None",
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    seed: int = 1,
+    n: int = 1,
+    stop: str | Sequence[str] = (),
+    context: str = "slide",
+    use_cache: bool = True,
+    stop_at_eot: bool = True,
+    guard: bool = True,
+    tap: Tap | None = None,
+    should_stop: Callable[[], None] = lambda: None,
+) -> Iterator[Chunk]:
+    """Continue every prompt; each step yields a chunk for every row that is not finished. The prompt is not repeated.
+
+    A row depends on its own prompt, the seed and the number of its sample, never on its neighbours, up to the
+    rounding of a batched product (in float32 that hardly ever changes a token; in bfloat16 it can).
+
+    Args:
+        model: it is in eval mode until the iterator ends or is closed; then each module is as it was.
+        tokenizer: None with prompts of ids: then the chunks hold ids and no text.
+        prompts: texts, or lists of ids; an empty one starts from the end-of-text token. One longer than n_ctx keeps
+            its last n_ctx - 1 tokens (at least one), and the row's first chunk has a notice of it.
+        max_new_tokens: at most so many a row.
+        sampling: how a token is chosen.
+        seed: of the row generators, with the number of the sample.
+        n: samples a prompt.
+        stop: strings that end a text and are not part of it.
+        context: what happens to a window of n_ctx tokens when one more comes. `slide`: its last n_ctx // 2 tokens (at
+            least one) begin a new one; `stop`: the row finishes with `length`.
+        use_cache: False reads the whole window at every step: the same tokens, slower.
+        stop_at_eot: whether the end-of-text token ends a row; it is never part of the text.
+        guard: whether tokens that would break a UTF-8 character, and special tokens but end of text, are forbidden.
+        tap: given to every forward pass.
+        should_stop: called before each step; it may raise.
+
+    Raises ConfigError or DataError before anything is read; RunError if the logits are not finite.
+    """
+    for name, value, least in (("max_new_tokens", max_new_tokens, 1), ("n", n, 1), ("seed", seed, 0)):
+        if not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name}: {value!r} is not possible; it must be a whole number, at least {least}")
+    if context not in CONTEXTS:
+        raise ConfigError(f"context: unknown value {context!r}; {nearest(context, CONTEXTS)}")
+    V, n_ctx = model.config.vocab_size, model.config.n_ctx
+    if tokenizer is not None and tokenizer.vocab_size > V:
+        raise DataError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model {V}; give the one it was trained with"
+        )
+    token_bytes = tokenizer.token_bytes if tokenizer is not None else [b""] * V
+    eot_id = tokenizer.eot_id if tokenizer is not None else None
+    forbidden = None
+    if guard and tokenizer is not None:
+        forbidden = torch.from_numpy(Utf8Guard(token_bytes, eot_id).forbidden).to(model.wte.weight.device)
+
+    rows = []
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
+    for number, prompt in enumerate(listed):
+        ids, notices = _prompt_ids(number, prompt, tokenizer, len(token_bytes), n_ctx)
+        before = b"".join(token_bytes[i] for i in ids)
+        for sample in range(n):
+            decoder, generator = Decoder(stops, before), row_generator(seed, sample)
+            rows.append(_Row(number * n + sample, list(ids), len(ids), generator, decoder, list(notices)))
+
+    def finish_reason(row: _Row) -> FinishReason | None:
+        if stop_at_eot and row.ids[-1] == eot_id:
+            return "eot"
+        if row.decoder.stopped:
+            return "stop"
+        outgrown = context == "stop" and len(row.ids) > n_ctx
+        return "length" if outgrown or len(row.ids) - row.prompt == max_new_tokens else None
+
+    def take(row: _Row, i: int) -> Chunk:
+        row.ids.append(i)
+        text = row.decoder.feed(token_bytes[i])
+        row.finish_reason = finish_reason(row)
+        if row.finish_reason is not None:
+            text += row.decoder.flush()
+        if row.finish_reason == "length":
+            row.notices += _loop_notice(row.ids[row.prompt :])
+        told, row.notices = tuple(row.notices), []
+        return Chunk(row.index, text, [i], row.finish_reason, told)
+
+    def steps() -> Iterator[Chunk]:
+        live, reader = rows, _Reader(model, use_cache, tap, max_new_tokens)
+        training = [module for module in model.modules() if module.training]
+        model.eval()
+        try:
+            while live:
+                should_stop()
+                with torch.inference_mode():  # never around a yield: it would leak into the caller
+                    logits = reader.logits(live)[:, : len(token_bytes)]  # (B, V); beyond it is padding
+                    states = [utf8_state(row.decoder.pending) for row in live]
+                    chosen = choose(
+                        logits,
+                        sampling,
+                        [row.generator for row in live],
+                        seen=[set(row.ids) for row in live] if sampling.repetition_penalty != 1 else (),
+                        forbidden=forbidden[states] if forbidden is not None else None,
+                    )
+                for row, i in zip(live, chosen, strict=True):
+                    yield take(row, i)
+                live = [row for row in live if row.finish_reason is None]
+        finally:
+            for module in training:
+                module.training = True
+
+    return steps()
+
+
+def generate(model: GPT, tokenizer: "Tokenizer", prompt: str | Sequence, **options: Any) -> str | list[str]:
+    """The continuation of a prompt, without the prompt; `options` are those of `stream`, which tells more.
+
+    A str for one str prompt and n = 1; else a list, one text a row, in the order of prompts and samples.
+    """
+    single = isinstance(prompt, str)
+    texts = [""] * (1 if single else len(prompt)) * options.get("n", 1)
+    for chunk in stream(model, tokenizer, [prompt] if isinstance(prompt, str) else prompt, **options):
+        texts[chunk.row] += chunk.text
+    return texts[0] if single and len(texts) == 1 else texts
+
+
+def generate_ids(model: GPT, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
+    """The new ids of each row, for callers without a tokenizer; `options` are those of `stream`.
+
+    Nothing but `max_new_tokens` and the context ends a row, and no token is forbidden.
+    """
+    rows: list[list[int]] = [[] for _ in range(len(prompts) * options.get("n", 1))]
+    for chunk in stream(model, None, prompts, **options):
+        rows[chunk.row] += chunk.ids
+    return rows
+
+
+def window_start(length: int, n_ctx: int) -> int:
+    """Where the window of a row of `length` ids begins: it grows to n_ctx, then its last n_ctx // 2 begin a new one."""
+    advance = n_ctx + 1 - max(1, n_ctx // 2)
+    return max(0, -((n_ctx - length) // advance)) * advance
+
+
+class _Reader:
+    """Gives the logits after each row's window, with as few positions read as the windows allow."""
+
+    def __init__(self, model: GPT, use_cache: bool, tap: Tap | None, max_new_tokens: int):
+        self.model, self.use_cache, self.tap = model, use_cache, tap
+        self.max_new_tokens, self.n_ctx = max_new_tokens, model.config.n_ctx
+        self.rows: list[_Row] = []  # those in the cache, finished ones among them until the next prefill
+        self.cache: KVCache | None = None
+        self.mask: Tensor | None = None  # (B, n_ctx), false at padding; None where there is none
+
+    def logits(self, rows: list[_Row]) -> Tensor:
+        """(B, V), one row of logits for each of `rows`: those of the call before, without the finished ones."""
+        moved = False
+        for row in rows:
+            start = window_start(len(row.ids), self.n_ctx)
+            row.start, moved = start, moved or start != row.start
+        if self.cache is None or moved or self.cache.length == self.cache.size:
+            x = self._read_windows(rows)
+        else:
+            x = self._read_last()
+        logits = self.model.unembed(x[:, -1:], self.tap)[:, -1]  # (B, V)
+        live = [i for i, row in enumerate(self.rows) if row.finish_reason is None]
+        return logits if len(live) == len(self.rows) else logits[live]
+
+    def _read_windows(self, rows: list[_Row]) -> Tensor:
+        """Read every row's window anew, padded on the left; the stream, (B, T, C)."""
+        self.rows = rows
+        windows = [row.ids[row.start :] for row in rows]
+        T, device = max(map(len, windows)), self.model.wte.weight.device
+        ids = torch.tensor([[0] * (T - len(window)) + window for window in windows], device=device)  # (B, T)
+        padding = torch.tensor([T - len(window) for window in windows], device=device)  # (B,)
+        self.mask = None
+        if min(map(len, windows)) < T:
+            self.mask = torch.arange(self.n_ctx, device=device) >= padding[:, None]
+        if self.use_cache and self.cache is not None:
+            self.cache.clear(len(rows))
+        elif self.use_cache:
+            size = min(self.n_ctx, T + self.max_new_tokens)
+            self.cache = KVCache(self.model.config, len(rows), self.model.wte.weight.dtype, device, size)
+        return self._read(ids)
+
+    def _read_last(self) -> Tensor:
+        """Read the newest token of every row; the stream, (B, 1, C)."""
+        return self._read(torch.tensor([[row.ids[-1]] for row in self.rows], device=self.model.wte.weight.device))
+
+    def _read(self, ids: Tensor) -> Tensor:
+        read = ids.shape[1] + (self.cache.length if self.cache is not None else 0)
+        mask = self.mask[:, :read] if self.mask is not None else None
+        return self.model.stream(ids, mask=mask, cache=self.cache, tap=self.tap)
+
+
+def _prompt_ids(
+    number: int, prompt: str | Sequence[int], tokenizer: "Tokenizer | None", V: int, n_ctx: int
+) -> tuple[list[int], list[str]]:
+    """The ids of a prompt that are read, and notices. Raises DataError for ids out of range, and for no id at all."""
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise DataError(f"prompt {number} is a text, and there is no tokenizer for it; give ids, or a tokenizer")
+        ids = tokenizer.encode(prompt)
+    else:
+        ids = [int(i) for i in prompt]
+    for i in ids:
+        if not 0 <= i < V:
+            raise DataError(f"prompt {number}: token id {i} is outside 0..{V - 1}; is it another tokenizer's?")
+    if not ids:
+        if tokenizer is None or tokenizer.eot_id is None:
+            raise DataError(f"prompt {number} is empty, and no end-of-text token can stand for it; give it a token")
+        ids = [tokenizer.eot_id]
+    if len(ids) <= n_ctx:
+        return ids, []
+    kept = max(1, n_ctx - 1)
+    notice = f"prompt {number}: {len(ids)} tokens do not fit the context of {n_ctx}; only the last {kept} were read"
+    return ids[-kept:], [notice]
+
+
+def _loop_notice(ids: list[int]) -> list[str]:
+    """A notice if the text ends in a loop: three or more turns of the same ids, LOOP of them or more in all."""
+    ids = ids[-LOOK_BACK:]
+    for period in range(1, len(ids) // 3 + 1):
+        looped = max(3, -(-LOOP // period)) * period
+        if looped <= len(ids) and ids[-looped:-period] == ids[period - looped :]:
+            return [
+                f"the last {looped} tokens are {looped // period} turns of the same {period}; "
+                "try a higher temperature or repetition penalty"
+            ]
+    return []

@@ -1,0 +1,48 @@
+"""A block: attention, then an MLP, each joined to the stream."""
+
+from torch import Tensor, nn
+
+from mainstem import residuals
+from mainstem.config import ModelConfig
+from mainstem.model.attention import CAUSAL, Attention, CacheSlot, View
+from mainstem.model.init import Initialiser
+from mainstem.model.mlp import MLP
+from mainstem.model.sublayer import Join, make_gain
+from mainstem.model.tap import Tap, touch
+
+
+class Block(nn.Module):
+    """Two joins: resid_pre -> attn_out -> resid_mid -> mlp_out -> resid_post.
+
+    It is built for a place in the stack, and keeps the constants of that place; it does not know where it stands.
+    """
+
+    def __init__(self, config: ModelConfig, index: int):
+        super().__init__()
+        slots = residuals.row(config.residual).slots(index, config.n_layer)
+        gain = make_gain(slots, config.d_model)
+        self.attn = Attention(config)
+        self.res_1 = Join(slots, config, config.attn_out_dropout, "res_1", "attn_out", gain)
+        self.mlp: MLP | None = None
+        if config.d_mlp:
+            self.mlp = MLP(config)
+            if slots.gain != "scalar":
+                gain = make_gain(slots, config.d_model)
+            self.res_2 = Join(slots, config, config.mlp_out_dropout, "res_2", "mlp_out", gain)
+
+    def initialise(self, init: Initialiser) -> None:
+        """Draw the weights of both branches; norms and gains keep what they were built with."""
+        self.attn.initialise(init)
+        if self.mlp is not None:
+            self.mlp.initialise(init)
+
+    def forward(
+        self, x: Tensor, view: View = CAUSAL, slot: CacheSlot | None = None, tap: Tap | None = None
+    ) -> Tensor:
+        """The stream, (B, T, C), after both branches."""
+        x = touch(tap, "resid_pre", x)
+        x = self.res_1(x, lambda read: self.attn(read, view, slot, tap), tap)
+        if self.mlp is not None:
+            mlp, x = self.mlp, touch(tap, "resid_mid", x)
+            x = self.res_2(x, lambda read: mlp(read, tap), tap)
+        return touch(tap, "resid_post", x)

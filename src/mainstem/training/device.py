@@ -1,0 +1,43 @@
+"""One place that decides where a model runs and in which precision."""
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+
+from mainstem.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where and how: bfloat16 autocast on CUDA that has it, float32 elsewhere; no gradient scaler anywhere."""
+
+    device: torch.device
+    autocast_dtype: torch.dtype | None = None
+
+    @classmethod
+    def choose(cls, name: str = "auto") -> "Device":
+        """The policy for a name. Raises ConfigError if this machine has no such device."""
+        has_mps = torch.backends.mps.is_available()
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise ConfigError(f"device: {name!r} is not a device; choose auto, cpu, cuda, cuda:1 or mps") from None
+        count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(has_mps)}.get(device.type, 0)
+        if (device.index or 0) >= count:
+            raise ConfigError(f"device: {name!r} is not on this machine (it has {count} of them); try --device cpu")
+        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return cls(device, torch.bfloat16 if bf16 else None)
+
+    @property
+    def fused(self) -> bool:
+        """Whether the fused AdamW runs here."""
+        return self.device.type in ("cpu", "cuda")
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """The context for forward passes."""
+        if self.autocast_dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.autocast_dtype)

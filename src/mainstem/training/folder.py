@@ -1,0 +1,209 @@
+"""A run folder: what is where, who may write, which checkpoint is sound. No torch, so that `info` stays quick.
+
+    RUN/run.json            what was asked for: preset, model, training, data
+    RUN/metrics.jsonl       a row a step, a row an evaluation
+    RUN/vitals.jsonl        a row a block, at chosen steps
+    RUN/data/               token files with their passport (or the path of a prepared folder in run.json)
+    RUN/checkpoints/        step-00001200/ and so on, each whole or absent
+    RUN/last.json best.json each names a checkpoint
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mainstem import durable
+from mainstem.config import ModelConfig
+from mainstem.errors import RunError
+
+FORMAT = "mainstem/1"
+_STEP = re.compile(r"^step-(\d{8,})$")
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint's folder name says."""
+    match = _STEP.match(checkpoint.name)
+    if match is None:
+        raise RunError(f"{checkpoint}: not a checkpoint folder; its name should be step- and eight digits")
+    return int(match[1])
+
+
+class RunFolder:
+    """One run on disk."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self.run_json, self.data = self.path / "run.json", self.path / "data"
+        self.metrics, self.vitals = self.path / "metrics.jsonl", self.path / "vitals.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return self.run_json.is_file()
+
+    def settings(self) -> dict[str, Any]:
+        """What `run.json` says."""
+        settings = durable.read_json(self.run_json)
+        if not isinstance(settings, dict) or settings.get("format") != FORMAT:
+            raise RunError(f"{self.run_json}: not a {FORMAT} run; it was written by another program or version")
+        return settings
+
+    def write_settings(self, settings: dict[str, Any]) -> None:
+        """Replace `run.json`."""
+        durable.write_text(self.run_json, durable.to_json({"format": FORMAT, **settings}))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run for writing. Raises RunError with the pid of the process that holds it already."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = self.path / "lock"
+        with open(lock, "a+", encoding="utf-8") as file:
+            if not _try_lock(file.fileno()):
+                file.seek(0)
+                raise RunError(
+                    f"{self.path}: process {file.read().strip() or '?'} is writing to this run; wait for it, stop it, "
+                    "or choose another folder with --out"
+                )
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            for folder in (self.path, self.checkpoints):
+                durable.remove_leftovers(folder)
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def found(self) -> list[Path]:
+        """Every checkpoint folder by step, sound or not."""
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted((p for p in self.checkpoints.iterdir() if _STEP.match(p.name)), key=step_of)
+
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """The newest checkpoint that verifies, and what is wrong with each that was passed over."""
+        passed_over: list[str] = []
+        for checkpoint in reversed(self.found()):
+            fault = durable.fault(checkpoint)
+            if fault is None:
+                return checkpoint, passed_over
+            passed_over.append(fault)
+        return None, passed_over
+
+    def checkpoint_at(self, step: int) -> Path:
+        """Where the checkpoint of a step stands."""
+        return self.checkpoints / f"step-{step:08d}"
+
+    def named(self, name: str) -> Path | None:
+        """The checkpoint that `last` or `best` names, if it is there."""
+        file = self.path / f"{name}.json"
+        if not file.is_file():
+            return None
+        checkpoint = self.checkpoints / str(durable.read_json(file).get("checkpoint", ""))
+        return checkpoint if _STEP.match(checkpoint.name) and checkpoint.is_dir() else None
+
+    def name(self, name: str, checkpoint: Path, **facts: Any) -> None:
+        """Let `last` or `best` name a checkpoint."""
+        durable.write_text(self.path / f"{name}.json", durable.to_json({"checkpoint": checkpoint.name, **facts}))
+
+    def unname(self, name: str) -> None:
+        """Let `last` or `best` name nothing."""
+        (self.path / f"{name}.json").unlink(missing_ok=True)
+
+    def prune(self, keep: int) -> None:
+        """Remove all checkpoints but the newest `keep` and those that `last` and `best` name."""
+        spared = {self.named("last"), self.named("best")}
+        for checkpoint in self.found()[:-keep]:
+            if checkpoint not in spared:
+                shutil.rmtree(checkpoint)
+
+    def best_or_last(self) -> Path:
+        """The checkpoint to open: best if there is one, else last, else the newest that is sound."""
+        for name in ("best", "last"):
+            checkpoint = self.named(name)
+            if checkpoint is not None and durable.fault(checkpoint) is None:
+                return checkpoint
+        newest, passed_over = self.newest()
+        if newest is None:
+            faults = "; ".join(passed_over) or "it has no checkpoint yet"
+            raise RunError(f"{self.path}: nothing to open: {faults}")
+        return newest
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file of ours; a last line that a kill left unfinished is passed over."""
+    if not file.is_file():
+        return []
+    rows = []
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number <= len(rows):
+                raise RunError(f"{file}, line {number}: not JSON; restore the file or remove the line") from None
+    return rows
+
+
+def append_row(file: Path, row: dict[str, Any]) -> None:
+    """Add one row."""
+    with durable.room_for(file), open(file, "a", encoding="utf-8") as out:
+        out.write(durable.to_json(row, indent=None) + "\n")
+
+
+def cut_rows(file: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Rewrite a JSONL file with the rows to keep, and return them."""
+    rows = [row for row in read_rows(file) if keep(row)]
+    if file.is_file():
+        durable.write_text(file, "".join(durable.to_json(row, indent=None) + "\n" for row in rows))
+    return rows
+
+
+def resolve(path: Path | str) -> Path:
+    """The checkpoint folder that a RUN means: the folder itself, or the one that a run folder opens."""
+    path = Path(path)
+    if (path / "config.json").is_file() or _STEP.match(path.name):
+        if (fault := durable.fault(path)) is not None:
+            raise RunError(f"{fault}; open another checkpoint of this run, or the run itself")
+        return path
+    if not path.exists():
+        raise RunError(f"{path}: not found; start a run with: mainstem train {path} --preset tiny")
+    run = RunFolder(path)
+    if not run.exists() and not run.found():
+        raise RunError(f"{path}: neither a run folder (no run.json) nor a checkpoint (no config.json)")
+    return run.best_or_last()
+
+
+def model_config(path: Path | str) -> ModelConfig:
+    """The model's config of a RUN, without reading its weights."""
+    folder = RunFolder(path)
+    settings = folder.settings() if folder.exists() else checkpoint_settings(resolve(path))
+    return ModelConfig.from_dict(settings["model"])
+
+
+def checkpoint_settings(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint's `config.json` says: `model` and `train`."""
+    settings = durable.read_json(checkpoint / "config.json")
+    if not isinstance(settings, dict) or settings.get("format") != FORMAT:
+        raise RunError(f"{checkpoint / 'config.json'}: not {FORMAT}; it was written by another program or version")
+    return settings
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Take an exclusive lock that dies with the process."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

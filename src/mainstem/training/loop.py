@@ -1,0 +1,311 @@
+"""The loop: steps, evaluations, checkpoints; it yields events and leaves a run folder that can be resumed exactly.
+
+Everything that a step does follows from (seed, step): which windows it reads, and what dropout drops. So a checkpoint
+holds weights, optimizer moments and a step number, and a resumed run ends in the bytes of an uninterrupted one.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mainstem import counts
+from mainstem.config import AUTO, ModelConfig, TrainConfig
+from mainstem.errors import Interrupted, RunError, TrainingFailed
+from mainstem.model.gpt import GPT
+from mainstem.text.tokenizer import Tokenizer
+from mainstem.text.tokens import Prepared, Windows, bytes_per_token
+from mainstem.training import checkpoint, compiled, schedule
+from mainstem.training.device import Device
+from mainstem.training.evaluate import Evaluation, evaluate, loss_sum
+from mainstem.training.folder import RunFolder, append_row, cut_rows
+from mainstem.training.optim import Optimizer
+from mainstem.training.vitals import Vitals, first_non_finite
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step."""
+
+    step: int
+    """Steps done, this one included."""
+    loss: float
+    """Nats per token of its batch, before the step."""
+    bits_per_byte: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation over the whole validation split."""
+
+    step: int
+    result: Evaluation
+    best: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is on the disk."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The vitals of a step, a row a block (`mainstem.training.vitals.COLUMNS`)."""
+
+    step: int
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A sample of text after a step."""
+
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that a person should know."""
+
+    text: str
+
+
+Event = Step | Evaluated | Saved | Observed | Sampled | Notice
+
+
+@dataclass
+class Training:
+    """A run: `for event in Training(...).events()` trains it to its last step, or from where it stopped.
+
+    Args:
+        run: where it lives.
+        model_config: vocab_size must be the tokenizer's.
+        config: how it is trained.
+        data: the token files.
+        settings: what else `run.json` should say (preset, where the data are).
+        init_from: a RUN whose weights are the start of a new run.
+        sample: called with model and tokenizer every `sample_every` steps, returns the text to show.
+        should_stop: called often; it raises Interrupted to end the run at a safe point, where it is saved.
+    """
+
+    run: RunFolder
+    model_config: ModelConfig
+    config: TrainConfig
+    data: Prepared
+    settings: dict[str, Any] = field(default_factory=dict)
+    init_from: Path | str | None = None
+    sample: Callable[[GPT, Tokenizer], str] | None = None
+    should_stop: Callable[[], None] = lambda: None
+
+    done: int = field(default=0, init=False)
+    """Steps done."""
+    best: float = field(default=math.inf, init=False)
+    """The lowest held-out loss so far."""
+    evaluated: int = field(default=-1, init=False)
+    """The step of the last evaluation."""
+
+    def __post_init__(self) -> None:
+        config, n_ctx, vocab_size = self.config, self.model_config.n_ctx, self.model_config.vocab_size
+        self.device = Device.choose(config.device)
+        self.windows = Windows(self.data.train, n_ctx, config.seed, vocab_size, str(self.data.path))
+        self.token_bytes = bytes_per_token(self.data.tokenizer)
+        self.model = GPT(self.model_config, seed=config.seed).to(self.device.device)
+        self.optimizer = Optimizer(self.model, config, fused=self.device.fused)
+
+    def events(self) -> Iterator[Event]:
+        """Train. Raises TrainingFailed (non-finite numbers, full disk), Interrupted, or RunError (cannot resume)."""
+        with self.run.locked():
+            yield from self._start()
+            try:
+                yield from self._evaluate_if_due()
+                while self.done < self.config.steps:
+                    yield from self._step()
+                    yield from self._save_if_due()
+                    yield from self._evaluate_if_due()
+            except Interrupted:
+                if self.done and not self.run.checkpoint_at(self.done).is_dir():
+                    yield self._save()
+                raise
+
+    def _start(self) -> Iterator[Event]:
+        config = self.config
+        newest, passed_over = self.run.newest()
+        for fault in passed_over:
+            yield Notice(f"passed over {fault}")
+        if newest is None and self.init_from is not None:
+            source, _ = checkpoint.load(self.init_from)
+            if source.config != self.model.config:
+                raise RunError(f"{self.init_from}: its model has another config than this run's; give the same --model")
+            self.model.load_state_dict(source.state_dict())
+        if newest is not None:
+            self.done = checkpoint.resume(newest, self.model, self.optimizer)["step"]
+            yield Notice(f"resumed at step {self.done:,} of {config.steps:,} from {newest}")
+        elif passed_over:
+            yield Notice("no checkpoint was sound; started again from step 0")
+        self._require_room()
+        self._write_settings()
+        self._cut_rows()
+        if self.done >= config.steps:
+            yield Notice(f"this run has done its {config.steps:,} steps; --extend N trains it to step N")
+        elif config.compile:
+            x, _ = self._batch()
+            yield Notice(compiled.compile_blocks(self.model, x[:1]))
+        self.model.train()
+
+    def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the next step reads and predicts: x, y, each (B, T)."""
+        x, y = self.windows.batch(self.done, self.config.batch_size)
+        return torch.from_numpy(x).to(self.device.device), torch.from_numpy(y).to(self.device.device)
+
+    def _step(self) -> Iterator[Event]:
+        start, config = time.perf_counter(), self.config
+        x, y = self._batch()
+        micro = config.batch_size if config.micro_batch == AUTO else config.micro_batch
+        torch.manual_seed(_mix(config.seed, self.done))  # dropout follows from (seed, step)
+        looked = Vitals(self.model, x, y, self.device) if _due(self.done, config.vitals_every) else None
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
+        for first in range(0, config.batch_size, micro):
+            self.should_stop()
+            with self.device.autocast():
+                part = loss_sum(self.model, x[first : first + micro], y[first : first + micro])
+            (part / y.numel()).backward()  # the one division: by the count of the whole batch
+            total += part.detach().cpu()
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        loss, grad_norm = total.item() / y.numel(), norm.item()
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            self._fail(loss, grad_norm, x)
+        if config.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), config.clip, norm)
+        rate = schedule.rate(self.done, config)
+        self.optimizer.step(rate)
+        self.optimizer.zero_grad()
+        self.done += 1
+        bits = total.item() / math.log(2) / max(1, int(self.token_bytes[y.cpu().numpy()].sum()))
+        event = Step(self.done, loss, bits, config.lr * rate, grad_norm, y.numel(), time.perf_counter() - start)
+        append_row(self.run.metrics, {"kind": "train", **vars(event)})
+        yield event
+        if looked is not None:
+            rows = looked.rows(self.done - 1)
+            for row in rows:
+                append_row(self.run.vitals, row)
+            yield Observed(self.done - 1, rows)
+        if self.sample is not None and config.sample_every and _due(self.done, config.sample_every):
+            yield Sampled(self.done, self.sample(self.model, self.data.tokenizer))
+            self.model.train()
+
+    def _save_if_due(self) -> Iterator[Event]:
+        """At each evaluation too, before it: a run that dies in the evaluation has lost nothing."""
+        if _due(self.done, self.config.save_every) or self._evaluation_is_due():
+            yield self._save()
+
+    def _save(self) -> Saved:
+        path = self.run.checkpoint_at(self.done)
+        state = {"step": self.done, "tokens": self.done * self.config.batch_size * self.model_config.n_ctx}
+        checkpoint.save(
+            path,
+            self.model,
+            self.data.tokenizer,
+            train=self.config.to_dict(),
+            optimizer=self.optimizer,
+            state=state,
+        )
+        self.run.name("last", path, step=self.done)
+        self.run.prune(self.config.keep)
+        return Saved(self.done, path)
+
+    def _evaluation_is_due(self) -> bool:
+        return self.done == self.config.steps or (self.done > 0 and _due(self.done, self.config.eval_every))
+
+    def _evaluate_if_due(self) -> Iterator[Event]:
+        if not self._evaluation_is_due() or self.evaluated == self.done or len(self.data.val) < 2:
+            return
+        start = time.perf_counter()
+        result = evaluate(
+            self.model,
+            self.data.val,
+            self.token_bytes,
+            batch_size=self.config.batch_size,
+            device=self.device,
+            should_stop=self.should_stop,
+        )
+        seconds, self.evaluated = time.perf_counter() - start, self.done
+        is_best = result.loss < self.best
+        row = {"kind": "eval", "step": self.done, "loss": result.loss, "bits_per_byte": result.bits_per_byte}
+        append_row(self.run.metrics, {**row, "seconds": seconds})
+        if is_best:
+            self.best = result.loss
+            self.run.name("best", self.run.checkpoint_at(self.done), **row)
+        yield Evaluated(self.done, result, is_best, seconds)
+
+    def _cut_rows(self) -> None:
+        """Drop what is past the step that training starts at, and recall the best evaluation that is left."""
+        rows = cut_rows(self.run.metrics, lambda row: row["kind"] != "failure" and row["step"] <= self.done)
+        cut_rows(self.run.vitals, lambda row: row["step"] < self.done)
+        evaluations = [row for row in rows if row["kind"] == "eval"]
+        self.evaluated = max((row["step"] for row in evaluations), default=-1)
+        best = min(evaluations, key=lambda row: row["loss"], default=None)
+        if best is None or not self.run.checkpoint_at(best["step"]).is_dir():
+            self.run.unname("best")
+        else:
+            self.best = best["loss"]
+            facts = {key: best[key] for key in ("kind", "step", "loss", "bits_per_byte")}
+            self.run.name("best", self.run.checkpoint_at(best["step"]), **facts)
+
+    def _write_settings(self) -> None:
+        settings = {"model": self.model_config.to_dict(), "train": self.config.to_dict(), **self.settings}
+        self.run.write_settings(settings)
+
+    def _require_room(self) -> None:
+        """Refuse to start what cannot be saved. Raises TrainingFailed with both numbers."""
+        memory = counts.memory(self.model_config, optimizer=self.config.optimizer)
+        need, free = 2 * memory["checkpoint"], shutil.disk_usage(self.run.path).free
+        if free < need:
+            raise TrainingFailed(
+                f"{self.run.path}: two checkpoints need {need / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free; "
+                "free some space, or choose another disk with --out"
+            )
+
+    def _fail(self, loss: float, grad_norm: float, x: torch.Tensor) -> None:
+        """Name the step and the first layer that went bad; the weights have not moved and nothing is saved."""
+        where = first_non_finite(self.model, x, self.device) or next(
+            (
+                f"the gradient of {name}"
+                for name, p in reversed(list(self.model.named_parameters()))
+                if p.grad is not None and not torch.isfinite(p.grad).all()
+            ),
+            "the loss",
+        )
+        step = self.done + 1
+        append_row(self.run.metrics, {"kind": "failure", "step": step, "where": where, "lr": self.config.lr})
+        newest, _ = self.run.newest()
+        sound = f"{newest} is sound" if newest else "no checkpoint was due yet"
+        what = f"loss {loss:g}, gradient norm {grad_norm:g}"
+        raise TrainingFailed(
+            f"{self.run.path}: step {step:,} is not finite ({what}), first at {where}; nothing of it was kept and "
+            f"{sound}; lower --lr (it is {self.config.lr:g}) or lengthen --warmup, in a new folder"
+        )
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _mix(seed: int, step: int) -> int:
+    """One 64-bit seed from two numbers, without near repeats for near steps."""
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0])

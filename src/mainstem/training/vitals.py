@@ -1,0 +1,124 @@
+"""Vitals: what every branch writes to the stream, and what comes back through it, while a model trains.
+
+They are taken in a pass of their own over a few windows of the step's batch, without dropout and without touching any
+random state, so a run that is watched and one that is not end in the same bytes.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mainstem.model.gpt import GPT
+from mainstem.model.tap import Recorder
+from mainstem.training.device import Device
+from mainstem.training.evaluate import loss_sum
+
+WINDOWS = 2
+"""Windows of the batch that are looked at."""
+NEAR_ZERO = 0.01
+"""An MLP activation below this in magnitude counts as near zero."""
+
+COLUMNS = {
+    "stream": "RMS of the block's input",
+    "attn_write": "length of attention's write over that of the stream it is added to, mean over tokens",
+    "mlp_write": "the same for the MLP",
+    "attn_cos": "cosine of attention's write to the stream, mean over tokens: above 0 it amplifies, below it erases",
+    "mlp_cos": "the same for the MLP",
+    "gradient": "RMS of the gradient of the summed loss at the block's input",
+    "entropy": "entropy of the attention pattern in nats, mean over heads and queries",
+    "first_token": "attention on the first position, mean over heads and later queries",
+    "near_zero": f"share of MLP activations below {NEAR_ZERO} in magnitude",
+    "update": "length of the step's update over that of the block's weights",
+    "mean": "mean of the block's input",
+    "spread": "standard deviation of the block's input",
+}
+"""What each number of a row is."""
+
+
+def _points(model: GPT) -> Iterator[str]:
+    for index, block in enumerate(model.blocks):
+        names = ["resid_pre", "attn.pattern", "attn_out"]
+        names += ["resid_mid", "mlp.post", "mlp_out"] if block.mlp is not None else []
+        yield from (f"blocks.{index}.{name}" for name in names)
+    yield "resid_final"
+
+
+def _rms(x: Tensor) -> float:
+    return x.double().square().mean().sqrt().item()
+
+
+def _write(stream: Tensor, write: Tensor, name: str) -> dict[str, float]:
+    """Ratio of lengths and cosine, over (B, T, C), mean over tokens."""
+    stream, write = stream.float(), write.float()
+    ratio = write.norm(dim=-1) / stream.norm(dim=-1).clamp(min=1e-30)
+    cosine = torch.cosine_similarity(write, stream, dim=-1, eps=1e-30)
+    return {f"{name}_write": ratio.mean().item(), f"{name}_cos": cosine.mean().item()}
+
+
+class Vitals:
+    """One look: `Vitals(model, ...)` before the step, `rows(step)` after it."""
+
+    def __init__(self, model: GPT, x: Tensor, y: Tensor, device: Device):
+        self._model = model
+        self._recorder = recorder = Recorder(_points(model))
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.compiler.set_stance("force_eager"), device.autocast():
+                loss = loss_sum(model, x[:WINDOWS], y[:WINDOWS], recorder)
+        finally:
+            model.train(was_training)
+        inputs = [p for p in recorder.values if p.endswith(("resid_pre", "resid_final"))]
+        gradients = torch.autograd.grad(loss, [recorder.values[point] for point in inputs])
+        self._gradients = dict(zip(inputs, gradients, strict=True))
+        recorder.values = {point: value.detach() for point, value in recorder.values.items()}
+        self._before = [[p.detach().clone() for p in block.parameters()] for block in model.blocks]
+
+    def non_finite(self) -> str | None:
+        """The first point that held a NaN or an infinity."""
+        return self._recorder.first_non_finite()
+
+    @torch.no_grad()
+    def rows(self, step: int) -> list[dict[str, Any]]:
+        """A row a block, and one for the stream that the last block leaves; COLUMNS says what the numbers are.
+
+        The update is that of the step since this look was taken.
+        """
+        rows = [self._block(index) | {"update": self._update(index)} for index in range(len(self._model.blocks))]
+        rows.append(self._stream("resid_final"))
+        return [{"step": step, "block": index, **row} for index, row in enumerate(rows)]
+
+    def _stream(self, point: str) -> dict[str, float]:
+        value = self._recorder.values[point]
+        mean, spread = value.mean().item(), value.std(correction=0).item()
+        return {"stream": _rms(value), "gradient": _rms(self._gradients[point]), "mean": mean, "spread": spread}
+
+    def _block(self, index: int) -> dict[str, float]:
+        prefix = f"blocks.{index}."
+        values = {name.removeprefix(prefix): v for name, v in self._recorder.values.items() if name.startswith(prefix)}
+        row = self._stream(prefix + "resid_pre") | _write(values["resid_pre"], values["attn_out"], "attn")
+        pattern = values["attn.pattern"].float()  # (B, H, T query, T key)
+        row["entropy"] = -torch.special.xlogy(pattern, pattern).sum(-1).mean().item()
+        row["first_token"] = pattern[:, :, 1:, 0].mean().item() if pattern.shape[-2] > 1 else 1.0
+        if "mlp_out" in values:
+            row |= _write(values["resid_mid"], values["mlp_out"], "mlp")
+            row["near_zero"] = (values["mlp.post"].abs() < NEAR_ZERO).float().mean().item()
+        return row
+
+    def _update(self, index: int) -> float:
+        moved = size = 0.0
+        for before, after in zip(self._before[index], self._model.blocks[index].parameters(), strict=True):
+            moved += (after - before).double().square().sum().item()
+            size += before.double().square().sum().item()
+        return (moved / size) ** 0.5 if size else 0.0
+
+
+def first_non_finite(model: GPT, x: Tensor, device: Device) -> str | None:
+    """The first point of the stream that goes bad on this batch, in a forward pass without dropout."""
+    recorder = Recorder(point for point in _points(model) if "pattern" not in point)
+    model.eval()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), device.autocast():
+        model(x, tap=recorder)
+    return recorder.first_non_finite()
