@@ -26,7 +26,7 @@ _HOMES = {
 }
 
 __version__ = "0.1.0"
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

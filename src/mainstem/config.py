@@ -149,8 +149,9 @@ class ModelConfig(Config):
                 f"n_head: {self.n_head} heads do not divide d_model {self.d_model}; "
                 "choose a divisor or set d_head yourself"
             )
-        if self.position == "rotary" and (self.d_model // self.n_head if self.d_head == AUTO else self.d_head) % 2:
-            raise ConfigError(f"position: rotary turns pairs, so d_head must be even; it is {self.resolved().d_head}")
+        d_head = self.d_model // self.n_head if self.d_head == AUTO else self.d_head
+        if self.position == "rotary" and d_head % 2:
+            raise ConfigError(f"position: rotary turns pairs, so d_head must be even; it is {d_head}")
 
     def resolved(self) -> "ModelConfig":
         """The same config with every derived field filled in."""

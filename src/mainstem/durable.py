@@ -139,19 +139,19 @@ def fault(folder: Path) -> str | None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files and folders of processes that are no longer there."""
+    """Remove the temporary files and folders of processes that are no longer there, and of our own earlier work."""
     if not folder.is_dir():
         return
     for path in folder.iterdir():
         match = _TEMPORARY.match(path.name)
-        if match and not alive(int(match[1])):
+        if match and (int(match[1]) == os.getpid() or not alive(int(match[1]))):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def alive(pid: int) -> bool:
     """Whether a process of that number exists."""
     if os.name == "nt":  # signal 0 is no mere question there
-        return pid == os.getpid()
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -39,4 +39,5 @@ def main(argv: Sequence[str]) -> None:
     else:
         raise UserError(f"{command.target}: neither a preset nor a run folder; {nearest(command.target, PRESETS)}")
     screen.table(["", "what", "found"], [["ok" if f.ok else "!!", f.name, f.text] for f in findings])
-    screen.result({"target": command.target, "ok": all(f.ok for f in findings), "findings": [vars(f) for f in findings]})
+    well = all(finding.ok for finding in findings)
+    screen.result({"target": command.target, "ok": well, "findings": [vars(finding) for finding in findings]})

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
 
     model, tokenizer = load(command.run)
     if tokenizer is None:
-        raise DataError(f"{command.run}: it has no tokenizer.json, so it cannot read a prompt; copy one into the folder")
+        raise DataError(f"{command.run}: no tokenizer.json, so it cannot read a prompt; copy one into the folder")
     model.to(Device.choose(command.device).device)
     rows = [prompt for prompt in command.prompts for _ in range(command.n)]
     texts, reasons = [""] * len(rows), [""] * len(rows)

@@ -39,5 +39,6 @@ def main(argv: Sequence[str]) -> None:
     screen.say(f"  norms {summary['norms']}; tied matrices count once")
     screen.table(["FLOPs per token", ""], [[name, n] for name, n in summary["flops_per_token"].items()])
     memory = summary["memory_bytes"]
-    screen.table(["memory, float32, one window", "MB"], [[name.replace("_", " "), n / 1e6] for name, n in memory.items()])
+    rows = [[name.replace("_", " "), f"{n / 1e6:,.1f}"] for name, n in memory.items()]
+    screen.table(["memory, float32, one window", "MB"], rows)
     screen.result({"name": command.target, "config": config.to_dict(), **summary})

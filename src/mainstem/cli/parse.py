@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import tyro
-from tyro.conf import OmitArgPrefixes as Flat  # a dataclass whose fields are flags of the top level
+from tyro.conf import OmitArgPrefixes as Flat
 from tyro.conf import Positional
 
 from mainstem.config import PRESETS, ModelConfig
@@ -17,10 +17,11 @@ __all__ = ["Flat", "Positional", "Reading", "config_of", "parse"]
 
 Command = TypeVar("Command")
 
+
 def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any = None) -> Command:
     """The command that argv spells; `default` gives the values of what is not typed."""
-    options = {"default": default} if default is not None else {}
-    return tyro.cli(command, prog=f"mainstem {verb}", args=list(argv), config=(tyro.conf.FlagCreatePairsOff,), **options)
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    return tyro.cli(command, prog=f"mainstem {verb}", args=list(argv), **options)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from mainstem.errors import Interrupted
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Callable[[], None]]:
-    """A function that raises Interrupted once SIGINT or SIGTERM has arrived. A second signal ends the process at once."""
+    """A function that raises Interrupted once SIGINT or SIGTERM has arrived; a second one ends the process."""
     arrived: list[int] = []
 
     def handle(signum: int, frame: object) -> None:

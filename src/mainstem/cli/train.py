@@ -136,8 +136,8 @@ def _refuse_changes(saved: Train, typed: Train) -> None:
     changed = [name for name in before if before[name] != after[name] and name not in free]
     if changed == ["steps"]:
         raise RunError(
-            f"{typed.folder.path}: steps: the run was started for {before['steps']:,} and {after['steps']:,} were typed; "
-            "add --extend to go on to that step, with the schedule stretched to it"
+            f"{typed.folder.path}: steps: the run was started for {before['steps']:,}, and {after['steps']:,} were "
+            "typed; add --extend to go on to that step, with the schedule stretched to it"
         )
     if changed:
         pairs = "; ".join(f"{name}: saved {before[name]!r}, typed {after[name]!r}" for name in changed)
