@@ -1,5 +1,6 @@
 # Each target sets itself up in .venv; a second run of `make setup` does nothing.
 PYTHON ?= python3
+TORCH ?= torch
 BIN := .venv/bin
 
 .PHONY: setup demo test test-all check clean
@@ -8,7 +9,7 @@ setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch .venv/ready
 

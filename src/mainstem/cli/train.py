@@ -80,7 +80,10 @@ def main(argv: Sequence[str]) -> None:
     command = resumable(argv)
     screen = Screen(command.json)
     with stoppable() as check:
-        screen.result(run(command, screen, check))
+        result = run(command, screen, check)
+    if not command.dry_run:
+        _farewell(result, screen)
+    screen.result(result)
 
 
 def resumable(argv: Sequence[str]) -> Train:
@@ -298,6 +301,15 @@ def summary(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
         "notes": notes,
     }
+
+
+def _farewell(result: dict[str, Any], screen: Screen) -> None:
+    if result["val_bits_per_byte"] is not None:
+        screen.say(f"held-out {result['val_bits_per_byte']:.4f} bits per byte after {result['steps']:,} steps")
+    gigabytes = result["peak_memory_bytes"] / 1e9
+    screen.say(f"{result['train_seconds']:,.0f} s of training, at most {gigabytes:.2f} GB of memory in this process")
+    screen.say(f"run folder  {result['run']}")
+    screen.say(f'next        mainstem generate {result["run"]} "your prompt"')
 
 
 def _dry_run(command: Train, model: ModelConfig, screen: Screen) -> dict[str, Any]:

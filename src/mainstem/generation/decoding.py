@@ -50,7 +50,6 @@ class _Row:
     generator: torch.Generator
     decoder: Decoder
     notices: list[str] = field(default_factory=list)  # not told yet
-    start: int = 0  # of the window
     finish_reason: FinishReason | None = None
 
 
@@ -101,6 +100,8 @@ def stream(
             raise ConfigError(f"{name}: {value!r} is not possible; it must be a whole number, at least {least}")
     if context not in CONTEXTS:
         raise ConfigError(f"context: unknown value {context!r}; {nearest(context, CONTEXTS)}")
+    if stop and tokenizer is None:
+        raise ConfigError(f"stop: {stop!r} is text, and there is no tokenizer to make any; give one")
     V, n_ctx = model.config.vocab_size, model.config.n_ctx
     if tokenizer is not None and tokenizer.vocab_size > V:
         raise DataError(
@@ -209,11 +210,7 @@ class _Reader:
 
     def logits(self, rows: list[_Row]) -> Tensor:
         """(B, V), one row of logits for each of `rows`: those of the call before, without the finished ones."""
-        moved = False
-        for row in rows:
-            start = window_start(len(row.ids), self.n_ctx)
-            row.start, moved = start, moved or start != row.start
-        if self.cache is None or moved or self.cache.length == self.cache.size:
+        if self.cache is None or self.cache.length == self.cache.size:  # so full before any window moves
             x = self._read_windows(rows)
         else:
             x = self._read_last()
@@ -224,7 +221,7 @@ class _Reader:
     def _read_windows(self, rows: list[_Row]) -> Tensor:
         """Read every row's window anew, padded on the left; the stream, (B, T, C)."""
         self.rows = rows
-        windows = [row.ids[row.start :] for row in rows]
+        windows = [row.ids[window_start(len(row.ids), self.n_ctx) :] for row in rows]
         T, device = max(map(len, windows)), self.model.wte.weight.device
         ids = torch.tensor([[0] * (T - len(window)) + window for window in windows], device=device)  # (B, T)
         padding = torch.tensor([T - len(window) for window in windows], device=device)  # (B,)

@@ -1,0 +1,49 @@
+"""A small text, its token files and a small trained run, each made once; copy before you harm one."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mainstem.text import tokens
+from mainstem.text.corpus import Source
+from mainstem.training.folder import RunFolder
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few hundred lines, English and Korean."""
+    who = ("the river", "a stream", "강물이", "every branch", "the sea", "비가", "a spring", "시냇물이")
+    does = ("flows into", "reads from", "writes to", "바다로", "meets", "산에서", "leaves", "천천히")
+    what = ("the valley", "흐른다.", "its own bed", "the main stem", "내린다.", "the old mill", "돌아온다.")
+    lines = [f"{who[i % 8]} {does[i // 3 % 8]} {what[i * i % 7]} {i % 10}\n" for i in range(300)]
+    path = tmp_path_factory.mktemp("text") / "lines.txt"
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def data(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tokens.Prepared:
+    """Its token files, by a BPE of 300."""
+    return tokens.prepare(Source((text,)), tmp_path_factory.mktemp("data") / "lines", vocab_size=300)
+
+
+@pytest.fixture(scope="session")
+def trained(data: tokens.Prepared, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of 12 steps, with checkpoints at 4, 8 (both evaluated) and 12."""
+    import runs
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    runs.finish(runs.training(folder, runs.cut(data), keep=3, save_every=4, eval_every=4, vitals_every=4))
+    return RunFolder(folder)
+
+
+@pytest.fixture
+def copied(trained: RunFolder, tmp_path: Path) -> Callable[[str], RunFolder]:
+    """Makes a copy of the trained run that may be harmed."""
+
+    def copy(name: str = "copy") -> RunFolder:
+        return RunFolder(shutil.copytree(trained.path, tmp_path / name))
+
+    return copy

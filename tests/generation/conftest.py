@@ -1,0 +1,27 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mainstem.config import ModelConfig
+from mainstem.model.gpt import GPT
+
+
+@pytest.fixture(scope="session")
+def lively() -> Callable[..., GPT]:
+    """Makes a model whose every parameter matters: an untrained one says the same token for ever."""
+
+    def make(dtype: torch.dtype = torch.float64, seed: int = 1, **fields) -> GPT:
+        shape = {"vocab_size": 97, "n_ctx": 12, "n_layer": 2, "n_head": 2, "d_model": 16, "tie_embeddings": False}
+        model = GPT(ModelConfig(**(shape | fields))).to(dtype)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype)
+                if parameter.dim() < 2:  # norms, biases, gains
+                    parameter.add_(noise, alpha=0.3)
+                else:
+                    parameter.copy_(noise * (1.0 if parameter is model.wte.weight else 2 * parameter.shape[1] ** -0.5))
+        return model.eval()
+
+    return make

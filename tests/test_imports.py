@@ -1,0 +1,108 @@
+"""The house's order: a room imports only from rooms before it, and the first ones load no torch."""
+
+import ast
+import os
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import mainstem
+
+SOURCE = Path(mainstem.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+WITHOUT_TORCH = ("errors", "durable", "residuals", "config", "counts", "text")
+WITH_TORCH = ("model", "training", "generation", "stream", "circuits", "surgery", "formats", "lab", "learn", "bench")
+ROOMS = (*WITHOUT_TORCH, *WITH_TORCH, "report", "serve", "cli")
+
+
+def module_name(path):
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def room(module):
+    """`mainstem.text.tokens` -> `text`; the package itself, whose names are lazy, is in no room."""
+    return module.split(".")[1] if "." in module else None
+
+
+def imports(path):
+    """Every module that a file imports: inside functions, under TYPE_CHECKING, relative, or by its name as a string."""
+    package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *filter(None, [node.module])])
+            members = {f"{origin}.{alias.name}" for alias in node.names}
+            found |= members & MODULES.keys() or {origin}
+        elif isinstance(node, ast.Constant) and node.value in MODULES and node.value != "mainstem":
+            found.add(node.value)
+    return found
+
+
+def ours(path):
+    return {module for module in imports(path) if module.split(".")[0] == "mainstem"}
+
+
+def test_every_file_is_in_a_room():
+    assert {room(module) for module in MODULES} - {None, "__main__"} <= set(ROOMS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_a_room_imports_only_from_rooms_before_it(path):
+    here = room(module_name(path))
+    allowed = ROOMS if here in (None, "__main__") else ROOMS[: ROOMS.index(here) + 1]
+    assert not {module for module in ours(path) if room(module) not in (*allowed, None)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_no_room_reaches_the_others_through_the_lazy_names(path):
+    assert "mainstem" not in imports(path) or room(module_name(path)) == "cli"
+
+
+def test_no_two_files_import_each_other():
+    """Nor any longer circle. The package's own `__init__` is left out: it imports nothing until it is asked."""
+    graph = {name: ours(path) - {"mainstem", name} for name, path in MODULES.items() if name != "mainstem"}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as fault:
+        pytest.fail(" -> ".join(fault.args[1]))
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(module_name(p)) in WITHOUT_TORCH], ids=module_name)
+def test_the_first_rooms_name_no_torch(path):
+    assert "torch" not in {module.split(".")[0] for module in imports(path)}
+
+
+def test_the_first_rooms_load_no_torch():
+    """Also not by way of a library that they use, nor by `import mainstem`."""
+    modules = ["mainstem", *(name for name in MODULES if room(name) in WITHOUT_TORCH)]
+    program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    environment = os.environ | {"PYTHONPATH": str(SOURCE.parent)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_nothing_unpickles(path):
+    """Neither pickle nor `torch.load`, by whatever name torch was imported."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    loads = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "load" and ast.unparse(node.value) in ("torch", "th")
+    ]
+    assert not loads
+    assert not imports(path) & {"pickle", "cPickle", "dill", "torch.load"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_no_file_asks_to_be_two(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400

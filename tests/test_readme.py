@@ -1,0 +1,54 @@
+"""README's commands parse, and its Python runs; the Korean page shows the same commands."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mainstem.cli import VERBS, main
+from mainstem.cli.train import resumable
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "README.ko.md")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[list[str]]:
+    lines = [line.split("  #")[0].strip() for block in blocks(page, "") for line in block.splitlines()]
+    lines = [re.sub(r"^(cat [^|]+\| |\.venv/bin/)", "", line) for line in lines]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("mainstem ")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_parse(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = commands(page)
+    assert len(found) >= 8
+    for verb, *rest in found:
+        assert verb in VERBS
+        if verb == "train" and "--help" not in rest:
+            resumable(rest)
+
+
+def test_the_pages_show_the_same_commands():
+    assert commands("README.md") == commands("README.ko.md")
+    code = [[line.split("#")[0] for line in blocks(page, "python")[0].splitlines()] for page in PAGES]
+    assert code[0] == code[1]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_runs(page, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("ROMEO: O, she doth teach the torches to burn bright!\n" * 80, encoding="utf-8")
+    line = ["train", str(tmp_path / "runs/demo"), "--preset", "tiny", "--data", str(text), "--steps", "2", "--json"]
+    assert main([*line, "--model.n-ctx", "16", "--batch-size", "2"]) == 0
+    (block,) = blocks(page, "python")
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
