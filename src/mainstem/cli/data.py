@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mainstem.cli.parse import Flat, Positional, Reading, parse
+from mainstem.cli.prepare import prepare
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
-from mainstem.text import tokenizer as tokenizers
-from mainstem.text import tokens
+from mainstem.text.tokenizer import DEFAULT_VOCAB_SIZE
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Data:
     """Text to validate on; without it the last tenth is held out."""
     tokenizer: str = "bpe"
     """bpe, char or byte, trained on the text; or a tokenizer.json, or a folder that holds one."""
-    vocab_size: int = tokenizers.DEFAULT_VOCAB_SIZE
+    vocab_size: int = DEFAULT_VOCAB_SIZE
     """Size of a BPE that is trained, all 256 bytes and the end-of-text token included."""
     json: bool = False
     """One object on stdout: the passport."""
@@ -34,22 +34,16 @@ def main(argv: Sequence[str]) -> None:
     """Parse, prepare, print."""
     command = parse(Data, "data", argv)
     screen, out = Screen(command.json), Path(command.out)
-    source = command.reading.source(command.files)
-    given = None
-    if command.tokenizer not in tokenizers.KINDS:
-        path = Path(command.tokenizer)
-        given = tokenizers.load(path / "tokenizer.json" if path.is_dir() else path)
-    total = max(1, sum(int(row["bytes"]) for row in source.fingerprints()))
-    with stoppable() as check, screen.bar("reading", total) as bar:
-        prepared = tokens.prepare(
-            source,
+    with stoppable() as check:
+        prepared = prepare(
+            command.files,
+            command.val,
             out,
-            tokenizer=given,
-            kind=command.tokenizer if given is None else "bpe",
-            vocab_size=command.vocab_size if command.tokenizer == "bpe" else None,
-            val=command.reading.source(command.val) if command.val else None,
-            should_stop=check,
-            progress=lambda done, of: bar.at(min(done, total)),
+            reading=command.reading,
+            tokenizer=command.tokenizer,
+            vocab_size=command.vocab_size,
+            screen=screen,
+            check=check,
         )
     met = prepared.passport["counts"]
     for text in prepared.notes():

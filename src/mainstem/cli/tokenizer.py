@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from mainstem.cli.parse import Flat, Positional, Reading, parse
+from mainstem.cli.prepare import open_tokenizer
 from mainstem.cli.screen import Screen
 from mainstem.errors import DataError, UserError
 from mainstem.text import tokenizer as tokenizers
@@ -72,16 +73,6 @@ def main(argv: Sequence[str]) -> None:
         _encode(command, screen)
     else:
         _decode(command, screen)
-
-
-def open_tokenizer(name: str) -> tokenizers.Tokenizer:
-    """The tokenizer of a file, a prepared folder, a checkpoint or a run folder."""
-    path = Path(name)
-    if path.is_dir() and not (path / "tokenizer.json").is_file():
-        from mainstem.training import folder
-
-        path = path / "data" if (path / "data" / "tokenizer.json").is_file() else folder.resolve(path)
-    return tokenizers.load(path / "tokenizer.json" if path.is_dir() else path)
 
 
 def _train(command: Train, screen: Screen) -> None:

@@ -4,19 +4,20 @@ import dataclasses
 import math
 import resource
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mainstem import counts
 from mainstem.cli.parse import Flat, Positional, Reading, parse
+from mainstem.cli.prepare import given_tokenizer, prepare
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
 from mainstem.config import ModelConfig, TrainConfig, preset
 from mainstem.errors import ConfigError, DataError, Interrupted, RunError
-from mainstem.text import tokenizer as tokenizers
 from mainstem.text import tokens
+from mainstem.text.tokenizer import Tokenizer
 from mainstem.training.folder import RunFolder, read_rows
 
 DEFAULT_PRESET = "tiny"
@@ -169,6 +170,7 @@ def run(command: Train, screen: Screen, check: Callable[[], None]) -> dict[str, 
     _headline(command, model, data, screen)
     if command.dry_run:
         return _dry_run(command, model, screen)
+    from mainstem.cli.watch import watch  # torch is loaded here, once the line and the text are known to be sound
     from mainstem.training.loop import Training
 
     training = Training(
@@ -188,39 +190,26 @@ def prepared(command: Train, screen: Screen, check: Callable[[], None]) -> token
     """The token files that the command means: a prepared folder, or the run's own, made from text if need be."""
     folder = command.folder
     if len(command.data) == 1 and (Path(command.data[0]) / tokens.PASSPORT).is_file():
-        data = tokens.load(Path(command.data[0]), verify=True)
-        given = _given_tokenizer(command.tokenizer)
+        data, given = tokens.load(Path(command.data[0]), verify=True), given_tokenizer(command.tokenizer)
         if given is not None and given.hash != data.tokenizer.hash:
             raise DataError(f"{command.data[0]}: made by another tokenizer than {command.tokenizer}; leave that out")
         return data
-    source = command.reading.source(command.data)
     if folder.exists() and folder.data.is_dir():
         data = tokens.load(folder.data, verify=True)
-        if source.fingerprints() != data.passport["sources"]:
+        if command.reading.source(command.data).fingerprints() != data.passport["sources"]:
             names = ", ".join(command.data)
             raise DataError(f"{names}: changed since {folder.path} was started; choose another folder for it")
         return data
-    given = _given_tokenizer(command.tokenizer)
-    total = max(1, sum(int(row["bytes"]) for row in source.fingerprints()))
-    with screen.bar("reading", total) as bar:
-        return tokens.prepare(
-            source,
-            folder.data,
-            tokenizer=given,
-            kind=command.tokenizer if given is None else "bpe",
-            vocab_size=command.model.vocab_size if command.tokenizer == "bpe" else None,
-            val=command.reading.source(command.val) if command.val else None,
-            should_stop=check,
-            progress=lambda done, of: bar.at(min(done, total)),
-        )
-
-
-def _given_tokenizer(name: str) -> tokenizers.Tokenizer | None:
-    """None for a kind that is to be trained."""
-    if name in tokenizers.KINDS:
-        return None
-    path = Path(name)
-    return tokenizers.load(path / "tokenizer.json" if path.is_dir() else path)
+    return prepare(
+        command.data,
+        command.val,
+        folder.data,
+        reading=command.reading,
+        tokenizer=command.tokenizer,
+        vocab_size=command.model.vocab_size,
+        screen=screen,
+        check=check,
+    )
 
 
 def _headline(command: Train, model: ModelConfig, data: tokens.Prepared, screen: Screen) -> None:
@@ -237,46 +226,10 @@ def _headline(command: Train, model: ModelConfig, data: tokens.Prepared, screen:
     )
 
 
-def _sample(model: Any, tokenizer: tokenizers.Tokenizer) -> str:
+def _sample(model: Any, tokenizer: Tokenizer) -> str:
     from mainstem.generation.decoding import generate
 
     return str(generate(model, tokenizer, "", max_new_tokens=64, seed=1))
-
-
-def watch(events: Iterable[Any], steps: int, screen: Screen, note: Callable[[str], None]) -> None:
-    """Show a training's events as they come."""
-    from mainstem.training import loop
-
-    vitals: list[dict[str, Any]] = []
-    with screen.bar("training", steps) as bar:
-        for event in events:
-            if isinstance(event, loop.Step):
-                rate = event.tokens / event.seconds / 1000
-                bar.at(event.step, f"loss {event.loss:.2f}  {event.bits_per_byte:.2f} bits/byte  {rate:.1f}k tok/s")
-            elif isinstance(event, loop.Evaluated):
-                best = ", the best so far" if event.best else ""
-                bar.say(
-                    f"step {event.step:,}: held-out {event.result.bits_per_byte:.4f} bits per byte, "
-                    f"{event.result.loss:.4f} nats per token{best}"
-                )
-            elif isinstance(event, loop.Observed):
-                vitals = event.rows
-            elif isinstance(event, loop.Sampled):
-                bar.say(f"step {event.step:,}: {event.text!r}")
-            elif isinstance(event, loop.Notice):
-                note(event.text)
-    if vitals:
-        show_vitals(vitals, screen)
-
-
-def show_vitals(rows: list[dict[str, Any]], screen: Screen) -> None:
-    """The stream by depth, as the last look found it."""
-    columns = {
-        "block": "depth", "stream": "stream", "attn_write": "attn write", "mlp_write": "mlp write",
-        "attn_cos": "cos(attn)", "mlp_cos": "cos(mlp)", "gradient": "gradient", "update": "update",
-    }  # fmt: skip
-    screen.say(f"the stream at step {rows[0]['step']:,}")
-    screen.table(list(columns.values()), [[row.get(key) for key in columns] for row in rows])
 
 
 def summary(folder: RunFolder, notes: list[str]) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""Text to tokens, as `data` and `train` both ask for it, and tokenizers by the names that people type."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mainstem.cli.parse import Reading
+from mainstem.cli.screen import Screen
+from mainstem.text import tokenizer as tokenizers
+from mainstem.text import tokens
+
+
+def open_tokenizer(name: str) -> tokenizers.Tokenizer:
+    """The tokenizer of a file, a prepared folder, a checkpoint or a run folder."""
+    path = Path(name)
+    if path.is_dir() and not (path / tokens.TOKENIZER).is_file():
+        from mainstem.training import folder
+
+        path = path / "data" if (path / "data" / tokens.TOKENIZER).is_file() else folder.resolve(path)
+    return tokenizers.load(path / tokens.TOKENIZER if path.is_dir() else path)
+
+
+def given_tokenizer(name: str) -> tokenizers.Tokenizer | None:
+    """The tokenizer that `--tokenizer` names, or None for a kind that is to be trained."""
+    return None if name in tokenizers.KINDS else open_tokenizer(name)
+
+
+def prepare(
+    files: Sequence[str],
+    val: Sequence[str],
+    out: Path,
+    *,
+    reading: Reading,
+    tokenizer: str,
+    vocab_size: int,
+    screen: Screen,
+    check: Callable[[], None],
+) -> tokens.Prepared:
+    """`tokens.prepare` under a bar; `tokenizer` is a kind or a name, `vocab_size` the target of a BPE."""
+    source, given = reading.source(files), given_tokenizer(tokenizer)
+    total = max(1, sum(int(row["bytes"]) for row in source.fingerprints()))
+    with screen.bar("reading", total) as bar:
+        return tokens.prepare(
+            source,
+            out,
+            tokenizer=given,
+            kind=tokenizer if given is None else "bpe",
+            vocab_size=vocab_size if tokenizer == "bpe" else None,
+            val=reading.source(val) if val else None,
+            should_stop=check,
+            progress=lambda done, of: bar.at(min(done, total)),
+        )
