@@ -1,14 +1,37 @@
-"""A small text, its token files and a small trained run, each made once; copy before you harm one."""
+"""What all tests share: no clock, one thread, and a small text, its token files and a trained run, each made once."""
 
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import settings
 
 from mainstem.text import tokens
 from mainstem.text.corpus import Source
 from mainstem.training.folder import RunFolder
+
+settings.register_profile("no deadline", deadline=None)  # other work on the machine is no fault of a test
+settings.load_profile("no deadline")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small products only: threads would wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_power_is_lost() -> Iterator[None]:
+    """Waiting for the disk would be half the time; `test_durable` holds what is flushed, and when."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +54,7 @@ def data(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tokens.Prepare
 
 @pytest.fixture(scope="session")
 def trained(data: tokens.Prepared, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run of 12 steps, with checkpoints at 4, 8 (both evaluated) and 12."""
+    """A run of 12 steps, saved and evaluated at 4, 8 and 12; copy it before you harm it."""
     import runs
 
     folder = tmp_path_factory.mktemp("trained") / "run"

@@ -232,37 +232,38 @@ def reference_join(
     *,
     norms: Mapping[str, Callable[[Tensor], Tensor]],
     gain: Tensor | None,
+    drop: Callable[[Tensor], Tensor],
     index: int,
     depth: int,
 ) -> Tensor:
     """One join, row by row as its source writes it. A norm or gain that the row does not have is never touched."""
     match name:
         case "pre":
-            return x + f(norms["ln_in"](x))
+            return x + drop(f(norms["ln_in"](x)))
         case "post":
-            return norms["ln_add"](x + f(x))
+            return norms["ln_add"](x + drop(f(x)))
         case "sandwich":
-            return x + norms["ln_out"](f(norms["ln_in"](x)))
+            return x + drop(norms["ln_out"](f(norms["ln_in"](x))))
         case "reordered":
-            return x + norms["ln_out"](f(x))
+            return x + drop(norms["ln_out"](f(x)))
         case "none":
-            return x + f(x)
+            return x + drop(f(x))
         case "deepnorm":
-            return norms["ln_add"]((2 * depth) ** 0.25 * x + f(x))
+            return norms["ln_add"]((2 * depth) ** 0.25 * x + drop(f(x)))
         case "rezero":
-            return x + gain * f(x)
+            return x + drop(gain * f(x))
         case "layerscale":
-            return x + gain * f(norms["ln_in"](x))
+            return x + drop(gain * f(norms["ln_in"](x)))
         case "lns":
-            return x + f(norms["ln_in"](x) / math.sqrt(index + 1))
+            return x + drop(f(norms["ln_in"](x) / math.sqrt(index + 1)))
         case "mix" if index < depth / 4:
-            return norms["ln_add"](x + f(x))
+            return norms["ln_add"](x + drop(f(x)))
         case "mix":
-            return x + f(norms["ln_in"](x))
+            return x + drop(f(norms["ln_in"](x)))
         case "no_skip":
-            return f(norms["ln_in"](x))
+            return drop(f(norms["ln_in"](x)))
         case "no_skip_bare":
-            return f(x)
+            return drop(f(x))
     raise AssertionError(f"the papers' side of row {name!r} is not written")
 
 

@@ -129,6 +129,7 @@ def test_auto_fields_follow_the_others():
     assert (config.d_head, config.d_mlp, config.attn_scale) == (16, 384, 0.25)
     assert [getattr(config, field) for field in DROPOUTS] == [0.2, 0.2, 0.2, 0.5, 0.2]
     assert ModelConfig(d_head=64).resolved().attn_scale == 1 / 8
+    assert ModelConfig(n_head=5, d_head=16).resolved().d_head == 16  # heads need not divide d_model once d_head is set
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "geglu"])

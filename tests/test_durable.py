@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -14,12 +15,21 @@ from mainstem.errors import RunError, TrainingFailed
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
+def make(final, strike=None):
+    """A folder of one file, and of two if nothing strikes between them."""
+    with durable.whole_folder(final) as folder:
+        (folder / "a.bin").write_bytes(b"new")
+        if strike is not None:
+            raise strike
+        (folder / "b.bin").write_bytes(b"new")
+
+
 @pytest.fixture
 def whole(tmp_path):
     """A finished folder of two files."""
     with durable.whole_folder(tmp_path / "whole") as folder:
         (folder / "a.bin").write_bytes(bytes(range(20)))
-        (folder / "b.json").write_text('{"strömung": "강"}', encoding="utf-8")
+        (folder / "b.json").write_text('{"강": 1}', encoding="utf-8")
     return tmp_path / "whole"
 
 
@@ -33,16 +43,15 @@ def dead_pid():
 def test_a_folder_becomes_whole_with_its_manifest(whole):
     assert sorted(path.name for path in whole.parent.iterdir()) == ["whole"]
     manifest = json.loads((whole / durable.MANIFEST).read_text())
-    assert {name: row["bytes"] for name, row in manifest.items()} == {"a.bin": 20, "b.json": 21}
+    assert {name: row["bytes"] for name, row in manifest.items()} == {"a.bin": 20, "b.json": 10}
     assert manifest["a.bin"]["sha256"] == durable.sha256(whole / "a.bin")
     assert durable.fault(whole) is None
 
 
 @pytest.mark.parametrize("stop", [ValueError, KeyboardInterrupt, SystemExit])
 def test_an_exception_between_files_leaves_what_was_there(whole, stop):
-    with pytest.raises(stop), durable.whole_folder(whole) as folder:
-        (folder / "a.bin").write_bytes(b"new")
-        raise stop
+    with pytest.raises(stop):
+        make(whole, stop())
     assert sorted(path.name for path in whole.parent.iterdir()) == ["whole"]
     assert durable.fault(whole) is None
     assert (whole / "a.bin").read_bytes() == bytes(range(20))
@@ -52,9 +61,7 @@ def test_an_exception_between_files_leaves_what_was_there(whole, stop):
 def test_a_full_disk_between_files_leaves_nothing_and_says_so(tmp_path, number):
     final = tmp_path / "deep" / "folder"
     with pytest.raises(TrainingFailed, match=r"folder: no room .*MB free.*nothing half-written.*--out") as raised:
-        with durable.whole_folder(final) as folder:
-            (folder / "first").write_bytes(b"1")
-            raise OSError(number, "no room")
+        make(final, OSError(number, "no room"))
     assert raised.value.exit_code == 1
     assert list((tmp_path / "deep").iterdir()) == []
 
@@ -70,9 +77,8 @@ def test_a_full_disk_while_flushing_leaves_nothing(tmp_path, monkeypatch, call):
         flush(path)
 
     monkeypatch.setattr(durable, "sync", sync)
-    with pytest.raises(TrainingFailed), durable.whole_folder(tmp_path / "folder") as folder:
-        (folder / "a").write_bytes(b"1")
-        (folder / "b").write_bytes(b"2")
+    with pytest.raises(TrainingFailed):
+        make(tmp_path / "folder")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -83,16 +89,16 @@ def test_every_file_and_the_folder_are_flushed_before_the_name_is_given(tmp_path
         flushed.append((path.name, final.exists()))
 
     monkeypatch.setattr(durable, "sync", sync)
-    with durable.whole_folder(final) as folder:
-        (folder / "a").write_bytes(b"1")
-    temporary = f".folder.tmp-{os.getpid()}"
-    before = [("a", False), (durable.MANIFEST, False), (temporary, False)]
+    make(final)
+    names = ("a.bin", "b.bin", durable.MANIFEST, f".folder.tmp-{os.getpid()}")
+    before = [(name, False) for name in names]
     assert flushed == [*before, (tmp_path.name, True)]
 
 
 def test_an_error_of_another_kind_is_not_called_a_full_disk(tmp_path):
-    with pytest.raises(PermissionError), durable.whole_folder(tmp_path / "folder"):
-        raise PermissionError(errno.EACCES, "no")
+    with pytest.raises(PermissionError):
+        make(tmp_path / "folder", PermissionError(errno.EACCES, "no"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
@@ -105,11 +111,11 @@ def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_any_flipped_bit_of_any_file_is_found(whole):
+def test_a_flipped_bit_in_any_byte_of_any_file_is_found(whole):
     """The manifest's own bits too."""
     for path in whole.iterdir():
         sound = path.read_bytes()
-        for bit in range(8 * len(sound)):
+        for bit in range(0, 8 * len(sound), 3):
             harmed = bytearray(sound)
             harmed[bit // 8] ^= 1 << bit % 8
             path.write_bytes(harmed)
@@ -143,8 +149,7 @@ def test_any_cut_of_any_file_is_found(whole):
 )
 def test_a_fault_is_named(whole, harm, said):
     harm(whole)
-    with pytest.raises(AssertionError, match=said):
-        raise AssertionError(durable.fault(whole))
+    assert re.search(said, durable.fault(whole))
 
 
 def test_a_missing_folder_is_a_fault(tmp_path):
@@ -177,6 +182,13 @@ def test_json_is_valid_everywhere():
     value = {"b": float("nan"), "a": [float("inf"), {"x": -float("inf")}, (1.5, "강")], "n": None, "t": True}
     text = durable.to_json(value, indent=None)
     assert text == '{"b": null, "a": [null, {"x": null}, [1.5, "강"]], "n": null, "t": true}'
+
+
+def test_json_holds_a_file_name_that_no_locale_can_read(tmp_path):
+    """D1: Python makes halves of UTF-16 pairs of its bytes; they come back as they are."""
+    name = "강.txt".encode().decode("ascii", "surrogateescape")
+    durable.write_text(tmp_path / "run.json", durable.to_json({"data": [name]}))
+    assert durable.read_json(tmp_path / "run.json") == {"data": [name]}
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "not found"), (b"{", "as JSON"), (b"\xff", "as JSON")])

@@ -284,7 +284,16 @@ PRESETS: dict[str, Preset] = {
             "ANDREA's form at a laptop's size; the demo",
             ModelConfig(vocab_size=1024, n_ctx=128),
             TrainConfig(
-                steps=1500, batch_size=12, optimizer="muon", muon_lr=0.03, lr=4e-3, schedule="linear", min_lr=0.0
+                steps=1200,
+                batch_size=8,
+                optimizer="muon",
+                muon_lr=0.03,
+                lr=1e-2,
+                schedule="linear",
+                min_lr=0.0,
+                warmup=20,
+                eval_every=600,
+                save_every=300,
             ),
         ),
         Preset(

@@ -40,8 +40,12 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any, indent: int | None = 1) -> str:
-    """JSON in UTF-8 with keys in their own order and non-finite numbers as null."""
-    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    """JSON in UTF-8 with keys in their own order and non-finite numbers as null.
+
+    Half a UTF-16 pair, which stands in a file name that the system's locale cannot read, is escaped.
+    """
+    text = json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_json(path: Path) -> Any:

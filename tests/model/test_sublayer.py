@@ -30,21 +30,25 @@ def test_sublayer_is_the_documents_to_the_bit(residual, Plain):
 
 
 @few
-@given(st.sampled_from(NORMS), st.booleans(), st.integers(1, 9), st.data())
+@given(st.sampled_from(NORMS), st.booleans(), st.booleans(), st.integers(1, 9), st.data())
 @pytest.mark.parametrize("residual", ROWS)
-def test_every_row_is_what_its_source_writes(residual, norm, bias, depth, data):
-    """The table against `reference_join`, at any place in any stack."""
+def test_every_row_is_what_its_source_writes(residual, norm, bias, training, depth, data):
+    """The table against `reference_join`, at any place in any stack; in training under one seed."""
     place = {"index": data.draw(st.integers(0, depth - 1)), "depth": depth}
-    ours = Sublayer(nn.Linear(6, 6), 6, residual=residual, norm=norm, bias=bias, **place)
+    ours = Sublayer(nn.Linear(6, 6), 6, residual=residual, dropout=0.3, norm=norm, bias=bias, **place)
     stir(ours)
+    ours.train(training)
     slots = {slot: getattr(ours.join, slot) for slot in ("ln_in", "ln_out", "ln_add")}
     norms = {slot: norm_of(module) for slot, module in slots.items() if list(module.parameters())}
+    gain = getattr(ours.join.gain, "weight", None)
+    drop = nn.Dropout(0.3).train(training)
     x = normal(2, 3, 6)
 
-    expected = reference_join(
-        residual, ours.branch, x, norms=norms, gain=getattr(ours.join.gain, "weight", None), **place
-    )
-    assert error(ours(x), expected) < 1e-14
+    torch.manual_seed(3)
+    value = ours(x)
+    torch.manual_seed(3)
+    expected = reference_join(residual, ours.branch, x, norms=norms, gain=gain, drop=drop, **place)
+    assert error(value, expected) < 1e-14
 
 
 @pytest.mark.parametrize("residual", ROWS)
@@ -72,3 +76,12 @@ def test_what_is_tapped_is_what_is_added(residual):
         after_mlp = block.res_2.skip(points[here + "resid_mid"]) + points[here + "mlp_out"]
         assert torch.equal(points[here + "resid_mid"], after_attention)
         assert torch.equal(points[here + "resid_post"], after_mlp)
+
+
+def test_what_the_output_projections_read_is_tapped_after_dropout():
+    model = build(small(attn_dropout=0.5, mlp_dropout=0.5)).train()
+    points = record(model, tokens(model.config))
+    for index, block in enumerate(model.blocks):
+        here = f"blocks.{index}."
+        assert torch.equal(block.attn.c_proj(points[here + "attn.z"].flatten(-2)), points[here + "attn_out"])
+        assert torch.equal(block.mlp.c_proj(points[here + "mlp.post"]), points[here + "mlp_out"])

@@ -5,9 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mainstem.config import NORMS
 from mainstem.errors import ConfigError
 from mainstem.model.tap import Recorder, all_points, check_points
 from models import ROWS, B, Change, T, build, configs, error, few, record, small, tokens
+from reference import norm_of
 
 
 def run(model, ids, tap=None):
@@ -46,12 +48,15 @@ def test_lens_at_the_last_point_is_the_logits(config):
 @few
 @given(configs())
 def test_a_pattern_written_back_gives_the_fused_product(config):
-    """The plain path, softmax(q k^T) v, and PyTorch's fused one agree."""
+    """The plain path, softmax(q k^T) v, and PyTorch's fused one agree; in float32, one product of theirs."""
     model, ids = build(config), tokens(config)
     unchanged = Change({f"blocks.{i}.attn.pattern": lambda pattern: pattern for i in range(config.n_layer)})
     assert error(model(ids, tap=unchanged), model(ids)) < 1e-12
-    single = build(config, torch.float32)
-    assert error(single(ids, tap=unchanged), single(ids)) < 1e-6
+
+    single, plain = build(config, torch.float32), {}
+    keep = {"blocks.0.attn.pattern": lambda p: p, "blocks.0.attn.z": lambda z: plain.setdefault("z", z)}
+    single(ids, tap=Change(keep))
+    assert error(plain["z"], record(single, ids)["blocks.0.attn.z"]) < 1e-6
 
 
 @few
@@ -67,13 +72,25 @@ def test_patterns_are_causal_averages(config):
 
 def test_q_and_k_are_what_enters_the_product():
     """After QK-norm and rotation: the pattern follows from them alone."""
-    config = small(position="rotary", qk_norm=True)
+    config = small(position="rotary", qk_norm=True, attn_scale=0.7)
     points = record(build(config), tokens(config))
     q, k, v, z, pattern = (points[f"blocks.1.attn.{name}"] for name in ("q", "k", "v", "z", "pattern"))
-    scores = config.resolved().attn_scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+    scores = 0.7 * torch.einsum("bqhd,bkhd->bhqk", q, k)
     scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
     assert error(scores.softmax(-1), pattern) < 1e-12
     assert error(torch.einsum("bhqk,bkhd->bqhd", pattern, v), z) < 1e-12
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_qk_norm_is_a_norm_over_each_heads_query_and_key(norm):
+    config = small(norm=norm, qk_norm=True)
+    model = build(config)
+    points, attn = record(model, tokens(config)), model.blocks[0].attn
+    read = model.blocks[0].res_1.ln_in(points["blocks.0.resid_pre"])
+    q, k, v = attn.c_attn(read).unflatten(-1, (3, 2, 6)).unbind(2)  # (B, T, H, D)
+    assert error(points["blocks.0.attn.q"], norm_of(attn.q_norm)(q)) < 1e-14
+    assert error(points["blocks.0.attn.k"], norm_of(attn.k_norm)(k)) < 1e-14
+    assert error(points["blocks.0.attn.v"], v) < 1e-14
 
 
 @pytest.mark.parametrize("point", all_points(small("sandwich")))

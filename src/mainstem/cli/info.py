@@ -23,7 +23,8 @@ class Info:
 
 def main(argv: Sequence[str]) -> None:
     """Parse, count, print."""
-    target = next((word for word in argv[:1] if not word.startswith("-")), None)
+    words = [word for word in argv if word != "--json"]
+    target = next((word for word in words[:1] if not word.startswith("-")), None)
     if target is None and not {"-h", "--help"} & set(argv):
         raise UserError(f"info: name a preset or a RUN first; presets: {', '.join(PRESETS)}")
     config = config_of(target) if target else ModelConfig()

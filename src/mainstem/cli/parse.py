@@ -1,5 +1,7 @@
 """Flags to dataclasses, by tyro, and the pieces of a command line that several verbs share."""
 
+import contextlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +21,17 @@ Command = TypeVar("Command")
 
 
 def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any = None) -> Command:
-    """The command that argv spells; `default` gives the values of what is not typed."""
+    """The command that argv spells; `default` gives the values of what is not typed. UserError has tyro's words."""
     options: dict[str, Any] = {} if default is None else {"default": default}
-    return tyro.cli(command, prog=f"mainstem {verb}", args=list(argv), **options)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(command, prog=f"mainstem {verb}", args=list(argv), **options)
+    except SystemExit as left:
+        if not left.code:  # --help
+            raise
+        _title, *lines = said.getvalue().splitlines()  # a box with rules of dashes
+        raise UserError("\n".join(line.rstrip()[2:] for line in lines if line.strip(" -"))) from None
 
 
 @dataclass(frozen=True)

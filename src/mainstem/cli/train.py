@@ -97,6 +97,8 @@ def resumable(argv: Sequence[str]) -> Train:
         if place == (actual := command.run or command.out):
             break
         place = actual
+    if command.tokens < 0:
+        raise ConfigError(f"tokens: {command.tokens} is not possible; it must be at least 0")
     if command.tokens:
         per_step = command.train.batch_size * command.model.n_ctx
         steps = max(1, math.ceil(command.tokens / per_step))

@@ -139,12 +139,12 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file of ours; a last line that a kill left unfinished is passed over."""
     if not file.is_file():
         return []
-    rows = []
-    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+    rows, lines = [], file.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
         except ValueError:
-            if number <= len(rows):
+            if number < len(lines):
                 raise RunError(f"{file}, line {number}: not JSON; restore the file or remove the line") from None
     return rows
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mainstem import counts
+from mainstem import counts, durable
 from mainstem.config import AUTO, ModelConfig, TrainConfig
 from mainstem.errors import Interrupted, RunError, TrainingFailed
 from mainstem.model.gpt import GPT
@@ -138,7 +138,7 @@ class Training:
                     yield from self._save_if_due()
                     yield from self._evaluate_if_due()
             except Interrupted:
-                if self.done and not self.run.checkpoint_at(self.done).is_dir():
+                if self.done and durable.fault(self.run.checkpoint_at(self.done)) is not None:
                     yield self._save()
                 raise
 

@@ -1,0 +1,136 @@
+"""Inputs that cannot work: one message that names the file, the number and the fix; never a traceback."""
+
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mainstem.training.folder import RunFolder
+
+
+def harmed(run, file, how):
+    """A copy of a run, its last checkpoint harmed."""
+    Path(shutil.copytree(run, "run"))
+    path = Path("run/checkpoints/step-00000012") / file
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content if how == "flipped" else content[: len(content) // 2])
+
+
+def check(result, code, *said):
+    assert result.code == code
+    assert result.err.splitlines()[-1].startswith("mainstem: ")
+    assert "Traceback" not in result.err
+    for words in said:
+        assert words in result.err
+
+
+@pytest.mark.parametrize("verb", ["data", "train"])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", ["in.txt", "no "]),
+        (b"ab\xffcd" * 9, ["in.txt: byte 2 (0xff) is not utf-8", "--encoding cp949"]),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_named(mainstem, shape, tmp_path, verb, content, said):
+    """D2, D6: nothing is left behind."""
+    (tmp_path / "in.txt").write_bytes(content)
+    line = {"data": ["in.txt", "--out", "d"], "train": ["d", *shape, "--data", "in.txt"]}[verb]
+    check(mainstem(verb, *line), 2, *said)
+    assert not list(tmp_path.rglob("*.bin"))
+    assert not list(tmp_path.rglob(".*tmp*"))
+
+
+def test_a_text_shorter_than_the_context_has_both_numbers(mainstem, shape, tmp_path):
+    """D7, D8: and the flag that helps."""
+    (tmp_path / "in.txt").write_text("twenty bytes of text")
+    result = mainstem("train", "run", *shape, "--data", "in.txt", "--tokenizer", "byte", "--model.n-ctx", "32")
+    check(result, 2, "tokens, and one window needs 33 (n_ctx + 1)", "--model.n-ctx")
+    line = ["train", "other", *shape, "--data", "in.txt", "--tokenizer", "byte", "--model.n-ctx", "4", "--steps", "9"]
+    assert mainstem(*line).code == 0  # D11: far more steps than an epoch has
+
+
+def test_an_edited_text_is_refused(mainstem, shape, text, tmp_path):
+    """D23."""
+    shutil.copy(text, "in.txt")
+    line = ["train", "run", *shape, "--data", "in.txt", "--steps", "1"]
+    assert mainstem(*line).code == 0
+    with open("in.txt", "a") as file:
+        file.write("one more line\n")
+    check(mainstem(*line), 2, "in.txt: changed since run was started; choose another folder")
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_damaged_checkpoint_is_passed_over_or_named(mainstem, small_run, file, how):
+    """The run opens an earlier one; the checkpoint itself does not open."""
+    harmed(small_run, file, how)
+    check(mainstem("generate", "run/checkpoints/step-00000012", "x"), 2, f"step-00000012/{file}: ")
+    assert mainstem("generate", "run", "x", "--max-new-tokens", "2").code == 0
+
+
+def test_a_run_without_a_sound_checkpoint_cannot_be_opened(mainstem, small_run):
+    harmed(small_run, "model.safetensors", "cut")
+    shutil.rmtree("run/checkpoints/step-00000008")
+    check(mainstem("generate", "run", "x"), 2, "run: nothing to open: ", "model.safetensors: ")
+
+
+def test_tokens_of_another_tokenizer_are_refused(mainstem, shape, small_run, text):
+    """D12: as a folder, and as token files that were put in its place."""
+    mainstem("data", text, "--out", "d", "--tokenizer", "byte")
+    result = mainstem("train", "new", *shape, "--data", "d", "--tokenizer", small_run)
+    check(result, 2, "d: made by another tokenizer than ")
+    shutil.copytree(small_run, "run")
+    shutil.copy("d/tokens.bin", "run/data/tokens.bin")
+    check(mainstem("train", "run"), 2, "run/data/tokens.bin: ", "prepare the text again")
+
+
+def test_weights_alone_point_to_init_from(mainstem, small_run):
+    """C10."""
+    from mainstem.training import checkpoint
+
+    shutil.copytree(small_run, "run")
+    model, tokenizer = checkpoint.load(small_run)
+    for path in RunFolder("run").found():
+        checkpoint.save(path, model, tokenizer)
+    check(mainstem("train", "run"), 2, "it has weights and no optimizer", "--init-from run/checkpoints/step-00000012")
+
+
+def test_settings_that_are_no_json_are_named(mainstem, small_run):
+    shutil.copytree(small_run, "run")
+    Path("run/run.json").write_text("{")
+    for verb in ("train", "info", "doctor"):
+        check(mainstem(verb, "run"), 2, "run/run.json: not readable as JSON")
+
+
+def test_a_second_writer_is_refused(mainstem, small_run):
+    shutil.copytree(small_run, "run")
+    with RunFolder("run").locked():
+        check(mainstem("train", "run"), 2, "is writing to this run", "--out")
+
+
+def test_a_rate_that_is_absurd_ends_the_run(mainstem, shape):
+    """T12: exit code 1, the step and the layer, and what is left is sound."""
+    line = ["--lr", "1e9", "--warmup", "0", "--save-every", "1", "--model.residual", "none"]
+    result = mainstem("train", "run", *shape, *line, "--json")
+    check(result, 1, "is not finite", "first at ", "lower --lr (it is 1e+09)")
+    assert result.json["exit_code"] == 1
+    assert RunFolder("run").newest()[1] == []
+
+
+def test_a_full_disk_keeps_what_was_there(process, shape, tmp_path):
+    """C5: a limit on the size of a file that the first checkpoint exceeds."""
+    limit = 60_000
+
+    def few_bytes():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    started = process("train", "run", *shape, preexec_fn=few_bytes)
+    _, err = started.communicate()
+    assert started.returncode == 1, err
+    said = err.decode().splitlines()[-1]
+    assert said.startswith("mainstem: run/checkpoints/step-00000004: no room to write it (")
+    assert "free some space, or choose another disk with --out" in said
+    assert list((tmp_path / "run/checkpoints").iterdir()) == []

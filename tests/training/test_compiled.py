@@ -1,0 +1,70 @@
+"""Compiling proves itself or is left."""
+
+import pytest
+import torch
+from torch import nn
+
+from mainstem.model.block import Block
+from mainstem.model.gpt import GPT
+from mainstem.training.compiled import compile_blocks
+from models import small, tokens
+
+
+@pytest.fixture
+def model():
+    return GPT(small())
+
+
+def plainly(model):
+    """What it says, and the names of its parameters."""
+    with torch.no_grad():
+        return model(tokens(model.config)), [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(RuntimeError("\nno compiler here\nat line 3"), "no compiler here"), (ValueError(), "ValueError()")],
+)
+def test_a_compiler_that_fails_leaves_the_plain_model(model, monkeypatch, error, reason):
+    """I4: one sentence, and training goes on."""
+
+    def broken(self, *args, **options):
+        def call(*arguments):
+            raise error
+
+        self._compiled_call_impl = call
+
+    logits, names = plainly(model)
+    monkeypatch.setattr(nn.Module, "compile", broken)
+    said = compile_blocks(model, tokens(model.config))
+    assert said.startswith("not compiled: ")
+    assert said.endswith("; the plain model trains on")
+    assert reason in said
+    assert "\n" not in said
+    after, names_after = plainly(model)
+    assert torch.equal(logits, after)
+    assert names == names_after
+
+
+def test_a_compiler_that_is_missing_leaves_the_plain_model(model, monkeypatch):
+    def broken(self, *args, **options):
+        raise RuntimeError("not on this Python")
+
+    logits, _ = plainly(model)
+    monkeypatch.setattr(nn.Module, "compile", broken)
+    assert compile_blocks(model, tokens(model.config)).startswith("not compiled: not on this Python")
+    assert torch.equal(logits, plainly(model)[0])
+
+
+@pytest.mark.parametrize(("wrong_by", "kept"), [(0.0, True), (1e-6, True), (0.5, False), (float("nan"), False)])
+def test_a_compiler_is_believed_only_if_the_logits_agree(model, monkeypatch, wrong_by, kept):
+    """T11: NaN is no agreement."""
+
+    def rough(self, *args, **options):
+        self._compiled_call_impl = lambda *arguments: Block.forward(self, *arguments) * (1 + wrong_by)
+
+    logits, _ = plainly(model)
+    monkeypatch.setattr(nn.Module, "compile", rough)
+    said = compile_blocks(model, tokens(model.config))
+    assert said.startswith("blocks compiled; logits within" if kept else "not compiled: its logits differ by")
+    assert kept or torch.equal(logits, plainly(model)[0])
