@@ -141,9 +141,10 @@ def test_any_cut_of_any_file_is_found(whole):
         (lambda f: (f / "a.bin").write_bytes(b"123"), r"a\.bin: 3 bytes where 20 were written"),
         (lambda f: (f / "a.bin").write_bytes(bytes(20)), r"a\.bin: its sha256 is not"),
         (lambda f: (f / durable.MANIFEST).unlink(), r"no manifest\.json, so it was never finished"),
+        (lambda f: (f / durable.MANIFEST).write_bytes(b"{}"), r"manifest\.json: lists no file"),
         *(
             (lambda f, garbage=garbage: (f / durable.MANIFEST).write_bytes(garbage), r"manifest\.json: unreadable")
-            for garbage in (b"", b"{", b"\xff\xfe", b"[]", b"null", b"3", b'{"a.bin": 1}', b'{"a.bin": {}}')
+            for garbage in (b"", b"{", b"\xff\xfe", b"[1]", b"true", b"3", b'{"a.bin": 1}', b'{"a.bin": {}}')
         ),
     ],
 )

@@ -276,7 +276,7 @@ PRESETS: dict[str, Preset] = {
                 tie_embeddings=False,
                 lm_head_bias=True,
             ),
-            TrainConfig(steps=500, batch_size=16, lr=2e-3, warmup=50, eval_every=250, save_every=250),
+            TrainConfig(steps=500, batch_size=16, lr=2e-3, warmup=50, eval_every=100, save_every=100),
             data="constitution-ko",
         ),
         Preset(

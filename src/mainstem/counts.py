@@ -108,22 +108,31 @@ def memory(config: ModelConfig, micro_batch: int = 1, optimizer: str = "adamw") 
         parameters(config).attn_weights_per_block + parameters(config).mlp_weights_per_block
     )
     state = 2 * total - (matrices if optimizer == "muon" else 0)
-    C, HD = config.d_model, config.n_head * config.d_head
-    dropped = sum(p > 0 for p in (config.attn_out_dropout, config.mlp_out_dropout))
-    inside = 2 * _mlp_in(config) + config.d_mlp * (1 + 2 * (config.mlp_dropout > 0))
-    kept = 6 * C + 2 * dropped * C + 5 * HD + inside
-    attention = 3 * config.n_head * config.n_ctx if config.attn_dropout > 0 else config.n_head
-    per_token = config.n_layer * (kept + attention) + 3 * config.vocab_size + 3 * C
+    blocks = sum(_kept_in_block(config, index) for index in range(config.n_layer))
+    per_token = blocks + 2 * config.vocab_size + 2 * config.d_model  # logits and their softmax; the final norm
     activations = FLOAT * per_token * config.n_ctx * micro_batch
     return {
         "weights": FLOAT * total,
         "gradients": FLOAT * total,
         "optimizer": FLOAT * state,
         "checkpoint": FLOAT * (total + state),
-        "kv_cache": FLOAT * 2 * config.n_layer * HD * config.n_ctx,
+        "kv_cache": FLOAT * 2 * config.n_layer * config.n_head * config.d_head * config.n_ctx,
         "activations": activations,
         "training": FLOAT * (2 * total + state) + activations,
     }
+
+
+def _kept_in_block(config: ModelConfig, index: int) -> int:
+    """Numbers a token that backward needs of one block: what its products, norms, activation and dropouts read."""
+    C, HD, M = config.d_model, config.n_head * config.d_head, config.d_mlp
+    slots = residuals.row(config.residual).slots(index, config.n_layer)
+    joins = 2 if M else 1
+    norm = 1 if config.norm == "layernorm" else 2
+    kept = (norm * _norms_in_block(config, index) + joins * (1 + (slots.gain != "one"))) * C
+    kept += 4 * HD + (config.position == "rotary" or config.qk_norm) * 4 * HD
+    kept += _mlp_in(config) + (2 if config.activation in GATED else 1) * M
+    kept += 2 * (C * ((config.attn_out_dropout > 0) + (config.mlp_out_dropout > 0)) + M * (config.mlp_dropout > 0))
+    return kept + (3 * config.n_head * config.n_ctx if config.attn_dropout > 0 else config.n_head)
 
 
 def summary(config: ModelConfig, micro_batch: int = 1, optimizer: str = "adamw") -> dict:

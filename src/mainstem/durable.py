@@ -129,6 +129,8 @@ def fault(folder: Path) -> str | None:
         return f"{folder}: no {MANIFEST}, so it was never finished"
     try:
         manifest = read_json(folder / MANIFEST)
+        if not manifest:
+            return f"{folder / MANIFEST}: lists no file"
         for name, said in manifest.items():
             path = folder / name
             if not path.is_file():

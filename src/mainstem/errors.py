@@ -5,13 +5,18 @@ and leaves with its `exit_code`. Anything else that escapes is a fault of mainst
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class UserError(Exception):
     """The input is wrong. The message names the file or field, the number, and what to do about it."""
 
     exit_code = 2
+
+    def __init__(self, message: str, facts: Mapping[str, object] | None = None):
+        super().__init__(message)
+        self.facts = dict(facts or {})
+        """What a program may want to know besides, as --json shows it."""
 
 
 class ConfigError(UserError):

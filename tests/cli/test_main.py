@@ -86,7 +86,7 @@ def test_every_verb_has_help_with_json(mainstem, verb):
         (["train", "--lr"], "Missing value for argument '--lr'"),
         (["train", "--lr", "0"], "lr: 0.0 is not possible; it must be above 0"),
         (["train", "--lr", "nan"], "lr: nan is not a finite number"),
-        (["train", "--tokens", "-3"], "tokens: -3 is not possible; it must be at least 0"),
+        (["train", "--tokens", "-3"], "tokens: -3 is not possible; give at least 1"),
         (["train", "--model.residual", "pree"], "residual: unknown value 'pree'; did you mean 'pre'?"),
         (["train", "--model.n-head", "3"], "3 heads do not divide d_model 64"),
         (["train", "a", "--out", "b"], "'b' and RUN 'a' are two folders"),

@@ -42,10 +42,7 @@ def test_a_vocabulary_that_is_not_reached_is_said(mainstem, tmp_path):
 
 def test_the_tokenizer_of_a_run_or_a_prepared_folder_is_found(mainstem, small_run):
     inside = ("", "data", "checkpoints/step-00000012", "data/tokenizer.json")
-    ids = [
-        mainstem("tokenizer", "encode", folder, "the river", "--json").json["ids"]
-        for folder in (small_run / name for name in inside)
-    ]
+    ids = [mainstem("tokenizer", "encode", small_run / name, "the river", "--json").json["ids"] for name in inside]
     assert ids[0] == ids[1] == ids[2] == ids[3]
 
 

@@ -119,8 +119,11 @@ def test_without_a_run_the_folder_is_the_presets(mainstem, shape):
 
 
 def test_tokens_instead_of_steps(mainstem, shape):
-    """Rounded up to whole steps; the same line resumes."""
+    """Rounded up to whole steps; the same line resumes; with --steps it would say two things at once."""
     line = ["train", "run", *shape, "--tokens", str(3 * 8 * 16 + 1), "--json"]
+    assert "no --steps beside it" in mainstem(*line).json["error"]
+    line.remove("--steps")
+    line.remove("12")
     assert mainstem(*line).json["steps"] == 4
     assert "has done its 4 steps" in notes(mainstem(*line))
 
@@ -170,14 +173,14 @@ def test_a_run_starts_from_the_weights_of_another(mainstem, shape, small_run):
 
 
 def test_samples_are_shown_on_a_console_of_ascii(process, shape, tmp_path):
-    """D2: Korean is replaced there and ends nothing."""
+    """D2: Korean is replaced there, in samples and names, and ends nothing."""
     (tmp_path / "ko.txt").write_text("강물이 바다로 흐른다 시냇물 " * 200, encoding="utf-8")
     env = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     line = ["--data", "ko.txt", "--tokenizer", "char", "--steps", "2", "--sample-every", "1"]
-    out, err = process("train", "run", *shape, *line, env=env).communicate()
+    out, err = process("train", "강", *shape, *line, env=env).communicate()
     assert b"Traceback" not in err
     assert b"step 1: '" in err
-    assert b"next        mainstem generate run" in out
+    assert b"next        mainstem generate ? " in out
     out.decode("ascii")
     err.decode("ascii")
 

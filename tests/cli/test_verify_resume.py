@@ -17,15 +17,16 @@ def test_four_kills_and_a_request_to_stop_change_nothing(mainstem, text, monkeyp
     found = result.json
     assert (found["identical"], found["differences"]) == (True, [])
     assert (found["kills"], found["terms"]) == (4, 1)
-    assert found["resumes"] >= 5
+    assert found["starts"] >= 6
 
 
 def test_a_difference_is_a_failure(mainstem, monkeypatch):
     """One object, exit code 1."""
-    answer = {"identical": False, "differences": ["optim.safetensors"], "kills": 1, "terms": 0, "resumes": 1}
+    answer = {"identical": False, "differences": ["optim.safetensors"], "kills": 1, "terms": 0, "starts": 2}
     monkeypatch.setattr(verify_resume, "verify", lambda *a: answer)
     result = mainstem("verify-resume", "--json")
     assert result.code == 1
+    assert result.json["identical"] is False
     assert result.json["error"] == "a resumed run ended differently: optim.safetensors"
 
 

@@ -68,3 +68,15 @@ def test_a_compiler_is_believed_only_if_the_logits_agree(model, monkeypatch, wro
     said = compile_blocks(model, tokens(model.config))
     assert said.startswith("blocks compiled; logits within" if kept else "not compiled: its logits differ by")
     assert kept or torch.equal(logits, plainly(model)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_real_compiler_agrees_or_is_left(model):
+    """T11: whatever the machine has, the logits stay what they were."""
+    logits, names = plainly(model)
+    said = compile_blocks(model, tokens(model.config))
+    assert said.startswith(("blocks compiled; logits within ", "not compiled: "))
+    after, names_after = plainly(model)
+    assert torch.allclose(after, logits, rtol=0, atol=1e-4)
+    assert names == names_after

@@ -47,7 +47,7 @@ def test_a_fresh_preset_fits_where_there_is_room(name, roomy, tmp_path):
     [
         ({"lr": 1.0}, None, "rate", r"lr 1 at width 64; .* lower --lr"),
         ({"warmup": 400}, None, "warmup", "over 400 of 400 steps; lower --warmup"),
-        ({"steps": 12, "warmup": 1}, None, "tokens", "6,144 tokens for .* parameters, 0.0 each; raise --steps"),
+        ({"optimizer": "muon", "muon_lr": 0.5}, None, "rate", r"muon_lr 0\.5; .* lower --muon-lr"),
         ({}, 1000, "epochs", r"204\.8 passes over 1,000 training tokens; expect over-fitting"),
     ],
 )

@@ -133,6 +133,16 @@ def test_the_seed_decides(small, tmp_path):
     assert a["model.safetensors"] != c["model.safetensors"]
 
 
+def test_compiling_leaves_training_on(small, whole, tmp_path, monkeypatch):
+    """Dropout too: a compiler that changes nothing ends in the same bytes, also when the run is resumed."""
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)
+    changes = {"model": {"dropout": 0.1}, "vitals_every": 3, "compile": True}
+    stopped(tmp_path / "run", small, 9, **changes)
+    events = finish(training(tmp_path / "run", small, **changes))
+    assert "blocks compiled; logits within 0.0e+00" in notices(events)
+    assert end(RunFolder(tmp_path / "run")) == whole["adamw"]
+
+
 # --- damage
 
 

@@ -121,6 +121,18 @@ def test_muon_steps_as_it_is_written():
         assert torch.allclose(w.detach(), expected[name], rtol=0, atol=1e-12), name
 
 
+def test_queries_keys_and_values_are_orthogonalised_each_on_their_own():
+    """Of the model's own c_attn: a step moves each third by what its gradient alone makes of it."""
+    model, config = GPT(small()), TrainConfig(optimizer="muon", muon_lr=0.1, weight_decay=0.0)
+    weight = model.blocks[1].attn.c_attn.weight
+    optimizer, before = Optimizer(model, config), weight.detach().clone()
+    backward(model)
+    update = (1 - config.momentum**2) * weight.grad  # Nesterov's, at the first step
+    optimizer.step(1.0)
+    for new, old, part in zip(weight.chunk(3), before.chunk(3), update.chunk(3), strict=True):
+        assert torch.allclose(old - new, 0.1 * orthogonalise(part[None])[0], rtol=0, atol=1e-5)
+
+
 def test_adamw_is_torchs_own():
     """With decay on matrices and embeddings alone, and the rate a share of the peak."""
     config = TrainConfig(lr=1e-2, weight_decay=0.3, beta1=0.8, beta2=0.9)

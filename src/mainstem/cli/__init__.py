@@ -6,7 +6,8 @@ This top level is a table of our own, so that `mainstem --help` imports nothing;
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from mainstem import __version__
 from mainstem.errors import UserError, nearest
@@ -21,6 +22,9 @@ VERBS = {  # verb: what it does; each lives in the module of its name
     "doctor": "before step 0: memory, disk, epochs, rates; after a failure: what went wrong",
     "verify-resume": "prove that killed and resumed runs end in an uninterrupted run's bytes",
 }
+
+SPINS = "1000"
+"""Turns that a thread of the CPU's products waits before it sleeps (docs/log.md has the measurement)."""
 
 
 def _help() -> str:
@@ -40,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a console that cannot show a character must not end a run
             stream.reconfigure(errors="replace")
+    if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for long are what a busy machine slows most
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(_help())
@@ -55,21 +61,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return 0
     except UserError as error:
-        return _failed(argv, str(error), error.exit_code)
+        return _failed(argv, str(error), error.exit_code, error.facts)
     except KeyboardInterrupt:
         return _failed(argv, "interrupted", 130)
     except BrokenPipeError:  # the reader of our output left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        return _failed(argv, f"{error.filename or 'the system'}: {error.strerror or error}", 1)
     except MemoryError as error:
         return _failed(argv, f"out of memory ({error}); lower --micro-batch or --model.n-ctx", 1)
 
 
-def _failed(argv: list[str], message: str, code: int) -> int:
+def _failed(argv: list[str], message: str, code: int, facts: Mapping[str, object] = MappingProxyType({})) -> int:
     """One message on stderr, and with --json one object on stdout."""
     print(f"mainstem: {message}", file=sys.stderr)
     if "--json" in argv:
         from mainstem.durable import to_json
 
-        print(to_json({"error": message, "exit_code": code}))
+        print(to_json({**facts, "error": message, "exit_code": code}))
     return code

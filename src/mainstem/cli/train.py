@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import resource
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from mainstem.cli.signals import stoppable
 from mainstem.config import ModelConfig, TrainConfig, preset
 from mainstem.errors import ConfigError, DataError, Interrupted, RunError
 from mainstem.text import tokens
+from mainstem.text.corpus import BUNDLED, STDIN
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.training.folder import RunFolder, read_rows
 
@@ -97,8 +97,8 @@ def resumable(argv: Sequence[str]) -> Train:
         if place == (actual := command.run or command.out):
             break
         place = actual
-    if command.tokens < 0:
-        raise ConfigError(f"tokens: {command.tokens} is not possible; it must be at least 0")
+    if command.tokens < 0 or (command.tokens and _typed(argv, "--steps")):
+        raise ConfigError(f"tokens: {command.tokens} is not possible; give at least 1, and no --steps beside it")
     if command.tokens:
         per_step = command.train.batch_size * command.model.n_ctx
         steps = max(1, math.ceil(command.tokens / per_step))
@@ -197,9 +197,10 @@ def prepared(command: Train, screen: Screen, check: Callable[[], None]) -> token
             raise DataError(f"{command.data[0]}: made by another tokenizer than {command.tokenizer}; leave that out")
         return data
     if folder.exists() and folder.data.is_dir():
-        data = tokens.load(folder.data, verify=True)
-        if command.reading.source(command.data).fingerprints() != data.passport["sources"]:
-            names = ", ".join(command.data)
+        data, names = tokens.load(folder.data, verify=True), ", ".join(command.data)
+        if gone := [name for name in command.data if name not in (*BUNDLED, STDIN) and not Path(name).exists()]:
+            screen.note(f"{', '.join(gone)}: no longer there; the run goes on with the tokens that it made of it")
+        elif command.reading.source(command.data).fingerprints() != data.passport["sources"]:
             raise DataError(f"{names}: changed since {folder.path} was started; choose another folder for it")
         return data
     return prepare(
@@ -241,7 +242,6 @@ def summary(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
     evaluations = [row for row in rows if row["kind"] == "eval"]
     last = evaluations[-1] if evaluations else {}
     best = min(evaluations, key=lambda row: row["loss"], default={})
-    unit = 1 if sys.platform == "darwin" else 1024
     return {
         "run": str(folder.path),
         "steps": steps[-1]["step"] if steps else 0,
@@ -253,16 +253,26 @@ def summary(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
         "val_bits_per_byte": last.get("bits_per_byte"),
         "best_step": best.get("step"),
         "best_val_bits_per_byte": best.get("bits_per_byte"),
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+        "peak_memory_bytes": peak_memory(),
         "notes": notes,
     }
+
+
+def peak_memory() -> int | None:
+    """The most memory that this process ever held, in bytes; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _farewell(result: dict[str, Any], screen: Screen) -> None:
     if result["val_bits_per_byte"] is not None:
         screen.say(f"held-out {result['val_bits_per_byte']:.4f} bits per byte after {result['steps']:,} steps")
-    gigabytes = result["peak_memory_bytes"] / 1e9
-    screen.say(f"{result['train_seconds']:,.0f} s of training, at most {gigabytes:.2f} GB of memory in this process")
+    screen.say(f"{result['train_seconds']:,.0f} s of training")
+    if result["peak_memory_bytes"] is not None:
+        screen.say(f"at most {result['peak_memory_bytes'] / 1e9:.2f} GB of memory in this process")
     screen.say(f"run folder  {result['run']}")
     screen.say(f'next        mainstem generate {result["run"]} "your prompt"')
 

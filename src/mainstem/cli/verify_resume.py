@@ -12,12 +12,12 @@ from pathlib import Path
 
 from mainstem import durable
 from mainstem.cli.parse import Reading, parse
-from mainstem.cli.screen import Bar, Screen
+from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
 from mainstem.config import preset
 from mainstem.errors import TrainingFailed
 from mainstem.text import tokens
-from mainstem.training.folder import RunFolder, read_rows
+from mainstem.training.folder import RunFolder, read_rows, step_of
 
 COMPARED = ("model.safetensors", "optim.safetensors")
 
@@ -43,7 +43,7 @@ class VerifyResume:
     seed: int = 1
     """Of the moments, and of the run."""
     json: bool = False
-    """One object on stdout: identical, kills, terms, resumes, ..."""
+    """One object on stdout: identical, kills, terms, starts, ..."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -52,12 +52,12 @@ def main(argv: Sequence[str]) -> None:
     screen = Screen(command.json)
     with stoppable() as check, tempfile.TemporaryDirectory(prefix="mainstem-") as where:
         result = verify(command, Path(where), screen, check)
-    screen.say(
-        f"{result['kills']} kills and {result['terms']} requests to stop, {result['resumes']} resumes: "
-        + ("identical" if result["identical"] else f"different: {', '.join(result['differences'])}")
-    )
     if not result["identical"]:
-        raise TrainingFailed(f"a resumed run ended differently: {', '.join(result['differences'])}")
+        raise TrainingFailed(f"a resumed run ended differently: {', '.join(result['differences'])}", result)
+    screen.say(
+        f"{result['kills']} kills and {result['terms']} requests to stop, {result['starts']} starts: "
+        "identical with an undisturbed run"
+    )
     screen.result(result)
 
 
@@ -74,25 +74,24 @@ def verify(command: VerifyResume, where: Path, screen: Screen, check: Callable[[
     quiet, fired = RunFolder(where / "undisturbed"), RunFolder(where / "disturbed")
     began = time.monotonic()
     _finish(line, quiet)
-    whole = time.monotonic() - began
     shots = [signal.SIGKILL] * command.kills + [signal.SIGTERM] * command.terms
-    chance = random.Random(command.seed)
-    chance.shuffle(shots)
-    sent = {signal.SIGKILL: 0, signal.SIGTERM: 0}
-    resumes = 0
+    target = _Target(line, fired, command.steps, time.monotonic() - began, random.Random(command.seed))
+    target.chance.shuffle(shots)
     with screen.bar("killing", len(shots)) as bar:
-        for shot in shots:
-            while (missed := _shoot(line, fired, shot, chance, whole, bar, sent, check)) is not None:
-                whole, resumes = min(whole, missed), resumes + 1
-            resumes += 1
+        for number, shot in enumerate(shots, 1):
+            struck = False
+            while not struck:
+                check()
+                struck = target.shoot(shot)
+            bar.at(number, f"step {_steps_done(fired)}")
     _finish(line, fired)
     differences = compare(quiet, fired)
     return {
         "identical": not differences,
         "differences": differences,
-        "kills": sent[signal.SIGKILL],
-        "terms": sent[signal.SIGTERM],
-        "resumes": resumes,
+        "kills": command.kills,
+        "terms": command.terms,
+        "starts": target.starts + 1,
         "steps": command.steps,
         "seconds": time.monotonic() - began,
     }
@@ -104,41 +103,44 @@ def _finish(line: list[str], run: RunFolder) -> None:
         raise TrainingFailed(f"{run.path}: the run left with {done.returncode}: {done.stderr.strip()[-500:]}")
 
 
-def _shoot(
-    line: list[str], run: RunFolder, shot: int, chance: random.Random, whole: float, bar: Bar,
-    sent: dict[signal.Signals, int], check: Callable[[], None],
-) -> float | None:  # fmt: skip
-    """Start the run, wait for a random moment of it, and shoot; returns its seconds if it ended before the shot.
+@dataclass
+class _Target:
+    """A run that is shot at."""
 
-    A run that has done all its steps is begun again at an earlier checkpoint, so that every shot meets one at work.
-    """
-    check()
-    if _steps_done(run) >= int(line[line.index("--steps") + 1]):
-        _rewind(run, chance)
-    process = subprocess.Popen([*line, "--out", str(run.path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    began, missed = time.monotonic(), None
-    try:
-        process.wait(chance.uniform(0.0, whole))
-        missed = time.monotonic() - began
-    except subprocess.TimeoutExpired:
-        process.send_signal(shot)
-        sent[signal.Signals(shot)] += 1
-    code = process.wait()
-    if code not in (0, -shot, 128 + shot):
-        raise TrainingFailed(f"{run.path}: the run left with {code} after {signal.Signals(shot).name}")
-    bar.at(sum(sent.values()), f"step {_steps_done(run)}")
-    return missed
+    line: list[str]
+    run: RunFolder
+    steps: int
+    window: float
+    """Seconds from a start within which the shot falls."""
+    chance: random.Random
+    starts: int = 0
+
+    def shoot(self, shot: signal.Signals) -> bool:
+        """Start the run, wait for a random moment, and shoot; returns whether the shot met a run that was going on.
+
+        A run that has done all its steps is begun again at an earlier checkpoint, so that there is one to meet.
+        """
+        if _steps_done(self.run) >= self.steps:
+            for checkpoint in self.run.found()[-self.chance.randint(1, 2) :]:
+                (checkpoint / durable.MANIFEST).unlink()  # the next start passes over it
+        self.starts += 1
+        began, quiet = time.monotonic(), subprocess.DEVNULL
+        process = subprocess.Popen([*self.line, "--out", str(self.run.path)], stdout=quiet, stderr=quiet)
+        try:
+            process.wait(self.chance.uniform(0.0, self.window))
+            struck, self.window = False, min(self.window, time.monotonic() - began)
+        except subprocess.TimeoutExpired:
+            struck = True
+            process.send_signal(shot)
+        code = process.wait()
+        if code not in (0, -shot, 128 + shot):
+            raise TrainingFailed(f"{self.run.path}: the run left with {code} after {shot.name}")
+        return struck
 
 
 def _steps_done(run: RunFolder) -> int:
     found = run.found()
-    return int(found[-1].name.removeprefix("step-")) if found else 0
-
-
-def _rewind(run: RunFolder, chance: random.Random) -> None:
-    """Damage the newest checkpoints, so that the next start passes over them."""
-    for checkpoint in run.found()[-chance.randint(1, 2) :]:
-        (checkpoint / durable.MANIFEST).unlink(missing_ok=True)
+    return step_of(found[-1]) if found else 0
 
 
 def compare(a: RunFolder, b: RunFolder) -> list[str]:

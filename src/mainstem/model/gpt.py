@@ -90,6 +90,7 @@ class GPT(nn.Module):
         if mask is None:
             positions = torch.arange(before, before + T, device=ids.device)[None]  # (1, T)
         else:
+            mask = mask.bool()
             positions = (mask.cumsum(1) - 1).clamp(min=0)[:, before:]  # (B, T)
         x = touch(tap, "embed", self.wte(ids))  # (B, T, C)
         if self.wpe is not None:

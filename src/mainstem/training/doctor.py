@@ -41,16 +41,13 @@ def before(model: ModelConfig, train: TrainConfig, folder: Path, train_tokens: i
     parameters, per_step = counts.parameters(model).total, train.batch_size * model.n_ctx
     total, flops = train.steps * per_step, counts.flops_per_token(model)["training"]
     found = [_memory(memory["training"]), _disk((train.keep + 2) * memory["checkpoint"], folder)]
-    text = f"{total:,} tokens for {parameters:,} parameters, {total / parameters:.1f} each"
-    found.append(_finding("tokens", total >= parameters, text, "raise --steps"))
+    found.append(_finding("tokens", True, f"{total:,} for {parameters:,} parameters, {total / parameters:.1f} each"))
     if train_tokens is not None:
         epochs = total / max(1, train_tokens)
         text = f"{epochs:.1f} passes over {train_tokens:,} training tokens"
         found.append(_finding("epochs", epochs <= 20, text, "expect over-fitting: add dropout or text"))
     found.append(_finding("work", True, f"{flops * total:.2e} floating-point operations"))
-    usual = 6e-3 * (128 / model.d_model) ** 0.5  # a rule of thumb, no law
-    text = f"lr {train.lr:g} at width {model.d_model}; a rule of thumb ends at {usual:.1e}"
-    found.append(_finding("rate", train.lr <= usual, text, "lower --lr"))
+    found.append(_rate(model, train))
     text = f"the rate rises over {train.warmup:,} of {train.steps:,} steps"
     found.append(_finding("warmup", train.warmup < train.steps, text, "lower --warmup"))
     return found
@@ -58,6 +55,16 @@ def before(model: ModelConfig, train: TrainConfig, folder: Path, train_tokens: i
 
 def _finding(name: str, ok: bool, text: str, advice: str = "") -> Finding:
     return Finding(name, ok, text if ok or not advice else f"{text}; {advice}")
+
+
+def _rate(model: ModelConfig, train: TrainConfig) -> Finding:
+    """Against two rules of thumb: AdamW's rate falls as 1/sqrt(width); Muon's does not depend on the width."""
+    if train.optimizer == "muon":
+        text = f"muon_lr {train.muon_lr:g}; 0.02 to 0.05 is usual"
+        return _finding("rate", train.muon_lr <= 0.1, text, "lower --muon-lr")
+    usual = 6e-3 * (128 / model.d_model) ** 0.5
+    text = f"lr {train.lr:g} at width {model.d_model}; up to {usual:.1e} is usual"
+    return _finding("rate", train.lr <= 2 * usual, text, "lower --lr")
 
 
 def _memory(need: int) -> Finding:
