@@ -15,8 +15,9 @@ from mainstem.generation.decoding import generate
 from mainstem.text.corpus import Source
 from mainstem.text.tokens import Prepared, prepare
 from mainstem.training.checkpoint import load
+from mainstem.training.events import Step
 from mainstem.training.folder import RunFolder
-from mainstem.training.loop import Step, Training
+from mainstem.training.loop import Training
 
 STEPS = 20
 

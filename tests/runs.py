@@ -8,8 +8,9 @@ from typing import Any
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import Interrupted
 from mainstem.text.tokens import Prepared
+from mainstem.training.events import Event
 from mainstem.training.folder import RunFolder, read_rows
-from mainstem.training.loop import Event, Training
+from mainstem.training.loop import Training
 
 SHAPE = {"n_ctx": 16, "n_layer": 2, "n_head": 2, "d_model": 32}
 PACE = {"steps": 12, "batch_size": 8, "lr": 3e-3, "warmup": 2, "eval_every": 5, "save_every": 4, "vitals_every": 0}

@@ -284,7 +284,7 @@ PRESETS: dict[str, Preset] = {
             "ANDREA's form at a laptop's size; the demo",
             ModelConfig(vocab_size=1024, n_ctx=128),
             TrainConfig(
-                steps=1200,
+                steps=1100,
                 batch_size=8,
                 optimizer="muon",
                 muon_lr=0.03,
@@ -292,8 +292,8 @@ PRESETS: dict[str, Preset] = {
                 schedule="linear",
                 min_lr=0.0,
                 warmup=20,
-                eval_every=600,
-                save_every=300,
+                eval_every=550,
+                save_every=275,
             ),
         ),
         Preset(

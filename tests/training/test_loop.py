@@ -12,9 +12,11 @@ from mainstem import durable
 from mainstem.config import OPTIMIZERS
 from mainstem.errors import DataError, Interrupted, RunError, TrainingFailed
 from mainstem.text import tokenizer as tokenizers
+from mainstem.text import tokens
+from mainstem.text.corpus import Source
 from mainstem.training import checkpoint, loop
+from mainstem.training.events import Evaluated, Notice, Observed, Sampled, Saved, Step
 from mainstem.training.folder import RunFolder, append_row, read_rows
-from mainstem.training.loop import Evaluated, Notice, Observed, Sampled, Saved, Step
 from mainstem.training.optim import Optimizer
 from runs import EPOCH, TENSORS, StopAt, cut, end, finish, training
 
@@ -351,8 +353,35 @@ def test_a_run_can_start_from_the_weights_of_another(trained, small, tmp_path):
 
 
 def test_weights_of_another_shape_are_refused(trained, small, tmp_path):
-    with pytest.raises(RunError, match="its model has another config"):
+    with pytest.raises(RunError, match=r"the model has no blocks\.1"):
         finish(training(tmp_path / "new", small, init_from=trained.path, model={"n_layer": 1}))
+
+
+def test_another_torch_or_thread_count_is_said(small, tmp_path):
+    """Law 9 holds for the same torch, machine and threads."""
+    run = training(tmp_path / "run", small, steps=4)
+    assert "begun with" not in notices(finish(run))
+    settings = run.run.settings()
+    run.run.write_settings({**settings, "made_with": {**settings["made_with"], "torch": "2.0"}})
+    assert "the bytes may differ" in notices(finish(training(tmp_path / "run", small, steps=4)))
+
+
+def test_weights_for_another_tokenizer_are_refused(trained, text, tmp_path):
+    other = tokens.prepare(Source((text,)), tmp_path / "data", vocab_size=280)
+    with pytest.raises(RunError, match="trained with another tokenizer than these tokens"):
+        finish(training(tmp_path / "new", other, init_from=trained.path))
+
+
+def test_a_run_goes_on_with_the_tokens_that_it_began_with(text, tmp_path):
+    """D12, D23: a prepared folder that was made anew under the same name is another one."""
+    for newlines in ("keep", "lf"):
+        (tmp_path / "text.txt").write_text(text.read_text(encoding="utf-8") + newlines, encoding="utf-8")
+        data = tokens.prepare(Source((tmp_path / "text.txt",)), tmp_path / "data", vocab_size=300)
+        run = training(tmp_path / "run", data, steps=4)
+        if newlines == "keep":
+            finish(run)
+    with pytest.raises(RunError, match=r"tokens\.bin: not what .*run was started with"):
+        finish(run)
 
 
 def test_tokens_of_another_tokenizer_are_refused(small, tmp_path):

@@ -122,7 +122,7 @@ class _Target:
         """
         if _steps_done(self.run) >= self.steps:
             for checkpoint in self.run.found()[-self.chance.randint(1, 2) :]:
-                (checkpoint / durable.MANIFEST).unlink()  # the next start passes over it
+                (checkpoint / durable.MANIFEST).unlink(missing_ok=True)  # the next start passes over it
         self.starts += 1
         began, quiet = time.monotonic(), subprocess.DEVNULL
         process = subprocess.Popen([*self.line, "--out", str(self.run.path)], stdout=quiet, stderr=quiet)

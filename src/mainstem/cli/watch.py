@@ -4,28 +4,28 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mainstem.cli.screen import Screen
-from mainstem.training import loop
+from mainstem.training.events import Evaluated, Event, Notice, Observed, Sampled, Step
 
 
-def watch(events: Iterable[Any], steps: int, screen: Screen, note: Callable[[str], None]) -> None:
+def watch(events: Iterable[Event], steps: int, screen: Screen, note: Callable[[str], None]) -> None:
     """Show a training's events as they come, and the last vitals at the end."""
     vitals: list[dict[str, Any]] = []
     with screen.bar("training", steps) as bar:
         for event in events:
-            if isinstance(event, loop.Step):
+            if isinstance(event, Step):
                 rate = event.tokens / event.seconds / 1000
                 bar.at(event.step, f"loss {event.loss:.2f}  {event.bits_per_byte:.2f} bits/byte  {rate:.1f}k tok/s")
-            elif isinstance(event, loop.Evaluated):
+            elif isinstance(event, Evaluated):
                 best = ", the best so far" if event.best else ""
                 bar.say(
                     f"step {event.step:,}: held-out {event.result.bits_per_byte:.4f} bits per byte, "
                     f"{event.result.loss:.4f} nats per token{best}"
                 )
-            elif isinstance(event, loop.Observed):
+            elif isinstance(event, Observed):
                 vitals = event.rows
-            elif isinstance(event, loop.Sampled):
+            elif isinstance(event, Sampled):
                 bar.say(f"step {event.step:,}: {event.text!r}")
-            elif isinstance(event, loop.Notice):
+            elif isinstance(event, Notice):
                 note(event.text)
     if vitals:
         show_vitals(vitals, screen)

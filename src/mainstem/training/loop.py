@@ -19,73 +19,16 @@ from mainstem import counts, durable
 from mainstem.config import AUTO, ModelConfig, TrainConfig
 from mainstem.errors import Interrupted, RunError, TrainingFailed
 from mainstem.model.gpt import GPT
+from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import Prepared, Windows, bytes_per_token
-from mainstem.training import checkpoint, compiled, schedule
+from mainstem.training import checkpoint, compiled, folder, schedule
 from mainstem.training.device import Device
-from mainstem.training.evaluate import Evaluation, evaluate, loss_sum
+from mainstem.training.evaluate import evaluate, loss_sum
+from mainstem.training.events import Evaluated, Event, Notice, Observed, Sampled, Saved, Step
 from mainstem.training.folder import RunFolder, append_row, cut_rows
 from mainstem.training.optim import Optimizer
 from mainstem.training.vitals import Vitals, first_non_finite
-
-
-@dataclass(frozen=True)
-class Step:
-    """One optimizer step."""
-
-    step: int
-    """Steps done, this one included."""
-    loss: float
-    """Nats per token of its batch, before the step."""
-    bits_per_byte: float
-    lr: float
-    grad_norm: float
-    tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """An evaluation over the whole validation split."""
-
-    step: int
-    result: Evaluation
-    best: bool
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint that is on the disk."""
-
-    step: int
-    path: Path
-
-
-@dataclass(frozen=True)
-class Observed:
-    """The vitals of a step, a row a block (`mainstem.training.vitals.COLUMNS`)."""
-
-    step: int
-    rows: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A sample of text after a step."""
-
-    step: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Notice:
-    """Something that a person should know."""
-
-    text: str
-
-
-Event = Step | Evaluated | Saved | Observed | Sampled | Notice
 
 
 @dataclass
@@ -148,17 +91,14 @@ class Training:
         for fault in passed_over:
             yield Notice(f"passed over {fault}")
         if newest is None and self.init_from is not None:
-            source, _ = checkpoint.load(self.init_from)
-            if source.config != self.model.config:
-                raise RunError(f"{self.init_from}: its model has another config than this run's; give the same --model")
-            self.model.load_state_dict(source.state_dict())
+            self._take_weights(folder.resolve(self.init_from))
         if newest is not None:
             self.done = checkpoint.resume(newest, self.model, self.optimizer)["step"]
             yield Notice(f"resumed at step {self.done:,} of {config.steps:,} from {newest}")
         elif passed_over:
             yield Notice("no checkpoint was sound; started again from step 0")
         self._require_room()
-        self._write_settings()
+        yield from self._keep_settings()
         self._cut_rows()
         if self.done >= config.steps:
             yield Notice(f"this run has done its {config.steps:,} steps; --extend N trains it to step N")
@@ -166,6 +106,16 @@ class Training:
             x, _ = self._batch()
             yield Notice(compiled.compile_blocks(self.model, x[:1]))
         self.model.train()
+
+    def _take_weights(self, source: Path) -> None:
+        """Begin with another run's weights; its ids must mean what ours do."""
+        saved = source / checkpoint.TOKENIZER
+        if saved.is_file() and tokenizers.load(saved).hash != self.data.tokenizer.hash:
+            raise RunError(
+                f"{source}: trained with another tokenizer than these tokens; prepare the text with its own "
+                f"(--tokenizer {saved})"
+            )
+        checkpoint.load_weights(self.model, source / checkpoint.MODEL)
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What the next step reads and predicts: x, y, each (B, T)."""
@@ -267,9 +217,24 @@ class Training:
             facts = {key: best[key] for key in ("kind", "step", "loss", "bits_per_byte")}
             self.run.name("best", self.run.checkpoint_at(best["step"]), **facts)
 
-    def _write_settings(self) -> None:
-        settings = {"model": self.model_config.to_dict(), "train": self.config.to_dict(), **self.settings}
-        self.run.write_settings(settings)
+    def _keep_settings(self) -> Iterator[Event]:
+        """Write `run.json`; refuse other data than it names, and say when bytes may differ from one run's."""
+        data = {name: said["sha256"] for name, said in self.data.passport["files"].items()}
+        device, threads = str(self.device.device), torch.get_num_threads()
+        made_with = {"torch": str(torch.__version__), "threads": threads, "device": device}
+        if self.run.exists():
+            saved = self.run.settings()
+            for name, sha256 in saved.get("data", data).items():
+                if data.get(name) != sha256:
+                    raise RunError(
+                        f"{self.data.path / name}: not what {self.run.path} was started with (its sha256 differs); "
+                        "give the same data, or choose another folder"
+                    )
+            before = saved.get("made_with", made_with)
+            if before != made_with:
+                yield Notice(f"begun with {before}, resumed with {made_with}: the bytes may differ from one run's")
+        configs = {"model": self.model_config.to_dict(), "train": self.config.to_dict()}
+        self.run.write_settings({**configs, "data": data, "made_with": made_with, **self.settings})
 
     def _require_room(self) -> None:
         """Refuse to start what cannot be saved. Raises TrainingFailed with both numbers."""

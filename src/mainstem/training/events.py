@@ -1,0 +1,66 @@
+"""What a training says as it goes: frozen values that the loop yields and anyone may show."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mainstem.training.evaluate import Evaluation
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step."""
+
+    step: int
+    """Steps done, this one included."""
+    loss: float
+    """Nats per token of its batch, before the step."""
+    bits_per_byte: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation over the whole validation split."""
+
+    step: int
+    result: Evaluation
+    best: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is on the disk."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The vitals of a step, a row a block (`mainstem.training.vitals.COLUMNS`)."""
+
+    step: int
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A sample of text after a step."""
+
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that a person should know."""
+
+    text: str
+
+
+Event = Step | Evaluated | Saved | Observed | Sampled | Notice
