@@ -27,13 +27,14 @@ def cut(data: Prepared, train: int = 16 * (8 * EPOCH + 1), val: int = 150) -> Pr
 
 
 def training(
-    path: Path | str, data: Prepared, *, model: dict[str, Any] | None = None,
-    init_from: Path | str | None = None, should_stop: Callable[[], None] = lambda: None, **pace: Any,
+    path: Path | str, data: Prepared, *, model: dict[str, Any] | None = None, init_from: Path | str | None = None,
+    extend: bool = False, should_stop: Callable[[], None] = lambda: None, **pace: Any,
 ) -> Training:  # fmt: skip
     """A run of SHAPE at PACE, with changes."""
     config = ModelConfig(**{**SHAPE, "vocab_size": data.tokenizer.vocab_size, **(model or {})})
     return Training(
-        RunFolder(path), config, TrainConfig(**{**PACE, **pace}), data, init_from=init_from, should_stop=should_stop
+        RunFolder(path), config, TrainConfig(**{**PACE, **pace}), data, init_from=init_from, extend=extend,
+        should_stop=should_stop,
     )
 
 

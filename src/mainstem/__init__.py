@@ -13,7 +13,7 @@ _HOMES = {
     "RESIDUALS": "mainstem.residuals",
     "Recorder": "mainstem.model.tap",
     "RunFolder": "mainstem.training.folder",
-    "Sampling": "mainstem.generation.sampling",
+    "Sampling": "mainstem.config",
     "Source": "mainstem.text.corpus",
     "Sublayer": "mainstem.model.sublayer",
     "TrainConfig": "mainstem.config",

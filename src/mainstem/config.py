@@ -1,4 +1,4 @@
-"""What a model is and how it is trained: two frozen dataclasses, and the presets as rows.
+"""What a model is, how it is trained and how it is sampled: frozen dataclasses, and the presets as rows.
 
 The same dataclasses are the library's configs, the `config.json` of a checkpoint and the command line's flags; the
 sentence under a field is its `--help`. A field that holds AUTO (-1, or "auto") is derived from the others by
@@ -14,6 +14,8 @@ from mainstem import residuals
 from mainstem.errors import ConfigError, nearest
 
 AUTO = -1
+GREEDY_BELOW = 1e-5
+"""A temperature below this is 0: dividing by it would only lose digits."""
 
 NORMS = ("layernorm", "rmsnorm")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu")
@@ -99,7 +101,7 @@ class ModelConfig(Config):
     position: str = "learned"
     """learned, rotary or none."""
     rope_base: float = 10000.0
-    """The longest rotary wavelength over 2 pi."""
+    """Base of the rotary angles: pair i turns by position / base^(2 i / d_head)."""
     attn_scale: float = AUTO
     """What q.k is multiplied by; -1: 1 / sqrt(d_head)."""
     dropout: float = 0.0
@@ -201,7 +203,7 @@ class TrainConfig(Config):
     min_lr: float = 0.1
     """Where the schedule ends, as a share of the peak."""
     decay_share: float = 0.3
-    """Share of the steps over which trapezoid falls."""
+    """Share of the steps after the warm-up over which trapezoid falls."""
     clip: float = 1.0
     """Largest norm of the gradient; 0: no clipping."""
     seed: int = 1
@@ -227,6 +229,7 @@ class TrainConfig(Config):
             self._check(getattr(self, field) >= 1, field, "it must be at least 1")
         for field in ("warmup", "eval_every", "save_every", "vitals_every", "sample_every", "seed"):
             self._check(getattr(self, field) >= 0, field, "it must be at least 0")
+        self._check(self.seed < 1 << 63, "seed", "it must be below 2^63")
         self._check(self.micro_batch == AUTO or self.micro_batch >= 1, "micro_batch", "at least 1, or -1 for the batch")
         for field in ("lr", "muon_lr"):
             self._check(getattr(self, field) > 0, field, "it must be above 0")
@@ -238,6 +241,40 @@ class TrainConfig(Config):
             self._check(getattr(self, field) >= 0, field, "it must be at least 0")
         self._choice("optimizer", OPTIMIZERS)
         self._choice("schedule", SCHEDULES)
+
+    @property
+    def windows_at_once(self) -> int:
+        """Windows in memory during a step."""
+        return self.batch_size if self.micro_batch == AUTO else min(self.micro_batch, self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Config):
+    """How the next token is chosen. Raises ConfigError with the field, the value and the rule."""
+
+    temperature: float = 0.8
+    """Divides the logits: below 1 safer, above 1 wilder; 0: always the most probable token."""
+    top_k: int = 0
+    """Choose among the k most probable tokens; 0: among all."""
+    top_p: float = 1.0
+    """Choose among the fewest tokens whose probabilities reach p together; 1: among all."""
+    min_p: float = 0.0
+    """Drop tokens less probable than this share of the most probable one's; 0: none."""
+    repetition_penalty: float = 1.0
+    """Makes tokens of the prompt and of the text so far less likely (Keskar et al. 2019, section 4.1); 1: off."""
+
+    def __post_init__(self) -> None:
+        self._types()
+        self._check(self.temperature >= 0, "temperature", "it must be at least 0")
+        self._check(self.top_k >= 0, "top_k", "it must be at least 1, or 0 for all tokens")
+        for field in ("top_p", "min_p"):
+            self._check(0 <= getattr(self, field) <= 1, field, "a share from 0 to 1")
+        self._check(self.repetition_penalty > 0, "repetition_penalty", "it must be above 0; 1 turns it off")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether chance plays no part."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
 
 
 @dataclass(frozen=True)
@@ -266,7 +303,7 @@ PRESETS: dict[str, Preset] = {
         ),
         Preset(
             "mini",
-            "Mini GPT: erf-GELU, an untied head with bias, dropout 0.1",
+            "Mini GPT: erf-GELU, an untied head with bias, dropout",
             ModelConfig(
                 vocab_size=2048,
                 n_ctx=128,

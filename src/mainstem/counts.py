@@ -75,8 +75,8 @@ def parameters(config: ModelConfig) -> Parameters:
         wpe=wpe,
         blocks=sum(blocks),
         per_block=blocks[-1] if blocks else 0,
-        attn_weights_per_block=4 * C * config.n_head * config.d_head,
-        mlp_weights_per_block=C * (_mlp_in(config) + config.d_mlp),
+        attn_weights_per_block=4 * C * config.n_head * config.d_head if blocks else 0,
+        mlp_weights_per_block=C * (_mlp_in(config) + config.d_mlp) if blocks else 0,
         ln_f=ln_f,
         lm_head=lm_head,
     )

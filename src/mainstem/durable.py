@@ -55,14 +55,14 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise RunError(f"{path}: not found") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"{path}: not readable as JSON ({error}); restore it or remove its folder") from None
+        raise RunError(f"{path}: not readable as JSON ({error}); restore the file from a copy") from None
 
 
 def sync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to the disk."""
     if path.is_dir() and os.name == "nt":  # Windows cannot open folders; its renames are durable enough
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -70,11 +70,13 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step."""
+    """Replace a file in one step. Raises RunError if its folder is not there."""
+    if not path.parent.is_dir():
+        raise RunError(f"{path.parent}: no such folder; make it first")
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     with room_for(path):
         try:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_bytes(text.encode("utf-8"))
             sync(temporary)
             os.replace(temporary, path)
             sync(path.parent)
@@ -144,13 +146,16 @@ def fault(folder: Path) -> str | None:
     return None
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files and folders of processes that are no longer there, and of our own earlier work."""
+def remove_leftovers(folder: Path, ours: bool = False) -> None:
+    """Remove the temporary files and folders of processes that are no longer there, and of our own earlier work.
+
+    With `ours` the caller holds the folder's lock, so that whatever is left there is dead.
+    """
     if not folder.is_dir():
         return
     for path in folder.iterdir():
         match = _TEMPORARY.match(path.name)
-        if match and (int(match[1]) == os.getpid() or not alive(int(match[1]))):
+        if match and (ours or int(match[1]) == os.getpid() or not alive(int(match[1]))):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

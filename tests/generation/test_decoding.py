@@ -4,10 +4,9 @@ import math
 import pytest
 import torch
 
-from mainstem.config import ModelConfig
+from mainstem.config import ModelConfig, Sampling
 from mainstem.errors import DataError, UserError
 from mainstem.generation.decoding import generate, generate_ids, stream, window_start
-from mainstem.generation.sampling import Sampling
 from mainstem.model.gpt import GPT
 from mainstem.model.tap import Recorder, all_points
 from mainstem.text.tokenizer import Bytes

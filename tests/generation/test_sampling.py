@@ -6,9 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mainstem.config import Sampling
 from mainstem.errors import ConfigError, RunError
 from mainstem.generation import sampling as module
-from mainstem.generation.sampling import Sampling, choose, row_generator
+from mainstem.generation.sampling import choose, row_generator
 
 GREEDY = Sampling(temperature=0)
 # Small whole numbers, so that ties are common.

@@ -101,9 +101,20 @@ def test_the_sample_is_bounded_and_spread(tmp_path, monkeypatch):
     text = "".join(f"{i // 1000:03d} " for i in range(100_000))
     made = prepared_from(tmp_path, text, vocab_size=400)
     assert 29_000 < made.passport["tokenizer_sample_bytes"] <= 31_000
-    seen = "".join(encode._sample(Source((tmp_path / "text.txt",)), 10, lambda: None)).split()
+    said = []
+    seen = "".join(encode._sample(Source((tmp_path / "text.txt",)), 10, lambda: None, said.append)).split()
+    assert said == [True]
     assert {int(number) // 10 for number in seen if len(number) == 3} == set(range(9))
     assert f"a sample of {made.passport['tokenizer_sample_bytes']:,} bytes" in made.notes()[-1]
+
+
+@pytest.mark.parametrize(("limit", "sampled"), [(60_000, True), (90_000, False)])
+def test_a_sample_is_said_whenever_there_is_one(tmp_path, monkeypatch, limit, sampled):
+    """Of 100,000 bytes nine tenths may be seen."""
+    monkeypatch.setattr(encode, "SAMPLE_BYTES", limit)
+    made = prepared_from(tmp_path, "".join(f"{i // 250:04d}\n" for i in range(20_000)), vocab_size=300)
+    assert made.passport["tokenizer_sampled"] is sampled
+    assert any("a sample of" in note for note in made.notes()) is sampled
 
 
 def test_unspaced_text_is_sampled_for_memory(tmp_path, monkeypatch):

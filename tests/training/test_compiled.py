@@ -10,6 +10,11 @@ from mainstem.training.compiled import compile_blocks
 from models import small, tokens
 
 
+def pair(model):
+    ids = tokens(model.config)
+    return ids[:, :-1], ids[:, 1:]
+
+
 @pytest.fixture
 def model():
     return GPT(small())
@@ -36,7 +41,7 @@ def test_a_compiler_that_fails_leaves_the_plain_model(model, monkeypatch, error,
 
     logits, names = plainly(model)
     monkeypatch.setattr(nn.Module, "compile", broken)
-    said = compile_blocks(model, tokens(model.config))
+    said = compile_blocks(model, *pair(model))
     assert said.startswith("not compiled: ")
     assert said.endswith("; the plain model trains on")
     assert reason in said
@@ -52,21 +57,22 @@ def test_a_compiler_that_is_missing_leaves_the_plain_model(model, monkeypatch):
 
     logits, _ = plainly(model)
     monkeypatch.setattr(nn.Module, "compile", broken)
-    assert compile_blocks(model, tokens(model.config)).startswith("not compiled: not on this Python")
+    assert compile_blocks(model, *pair(model)).startswith("not compiled: not on this Python")
     assert torch.equal(logits, plainly(model)[0])
 
 
 @pytest.mark.parametrize(("wrong_by", "kept"), [(0.0, True), (1e-6, True), (0.5, False), (float("nan"), False)])
-def test_a_compiler_is_believed_only_if_the_logits_agree(model, monkeypatch, wrong_by, kept):
+def test_a_compiler_is_believed_only_if_loss_and_gradients_agree(model, monkeypatch, wrong_by, kept):
     """T11: NaN is no agreement."""
 
     def rough(self, *args, **options):
-        self._compiled_call_impl = lambda *arguments: Block.forward(self, *arguments) * (1 + wrong_by)
+        self._compiled_call_impl = lambda *arguments: Block.forward(self, *arguments) + wrong_by * arguments[0]
 
     logits, _ = plainly(model)
     monkeypatch.setattr(nn.Module, "compile", rough)
-    said = compile_blocks(model, tokens(model.config))
-    assert said.startswith("blocks compiled; logits within" if kept else "not compiled: its logits differ by")
+    said = compile_blocks(model, *pair(model))
+    start = "blocks compiled; loss and gradients within" if kept else "not compiled: loss and gradients differ by"
+    assert said.startswith(start)
     assert kept or torch.equal(logits, plainly(model)[0])
 
 
@@ -75,8 +81,8 @@ def test_a_compiler_is_believed_only_if_the_logits_agree(model, monkeypatch, wro
 def test_a_real_compiler_agrees_or_is_left(model):
     """T11: whatever the machine has, the logits stay what they were."""
     logits, names = plainly(model)
-    said = compile_blocks(model, tokens(model.config))
-    assert said.startswith(("blocks compiled; logits within ", "not compiled: "))
+    said = compile_blocks(model, *pair(model))
+    assert said.startswith(("blocks compiled; loss and gradients within ", "not compiled: "))
     after, names_after = plainly(model)
     assert torch.allclose(after, logits, rtol=0, atol=1e-4)
     assert names == names_after

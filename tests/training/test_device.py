@@ -16,7 +16,7 @@ def machine(monkeypatch):
     def make(cuda=0, bf16=False, mps=False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bf16)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
 
     return make

@@ -1,6 +1,5 @@
 """What the doctor finds before a run, in a sound one, and in what is left of a failed or damaged one."""
 
-import json
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -127,15 +126,6 @@ def test_leftovers_are_told(copied):
     (run.checkpoints / ".step-00000016.tmp-1").mkdir()
     (finding,) = doctor.leftovers(run)
     assert finding.text == ".step-00000016.tmp-1 is unfinished; the next start removes it"
-
-
-def test_the_runs_own_tokens_are_counted(data, tmp_path):
-    run = RunFolder(tmp_path)
-    assert doctor.data_tokens(run) is None
-    run.data.mkdir()
-    for split, tokens in ((900, 900), (None, 1000)):
-        (run.data / "passport.json").write_text(json.dumps({"split": split, "counts": {"tokens": 1000}}))
-        assert doctor.data_tokens(run) == tokens
 
 
 def test_an_attention_free_config_is_looked_at_too(roomy, tmp_path):

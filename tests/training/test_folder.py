@@ -155,7 +155,10 @@ def test_a_lock_is_given_back_after_an_error(tmp_path):
     run = RunFolder(tmp_path / "new" / "run")
     with pytest.raises(ValueError, match="x"), run.locked():
         raise ValueError("x")
-    with run.locked(), pytest.raises(RunError, match=f"process {os.getpid()} is writing"), run.locked():
+    other, refused = RunFolder(run.path), pytest.raises(RunError, match=f"process {os.getpid()} is writing")
+    with run.locked(), run.locked(), refused, other.locked():  # who holds it may ask again, another may not
+        pass
+    with RunFolder(run.path).locked():
         pass
 
 

@@ -15,7 +15,7 @@ from mainstem.text import tokenizer as tokenizers
 from mainstem.text import tokens
 from mainstem.text.corpus import Source
 from mainstem.training import checkpoint, loop
-from mainstem.training.events import Evaluated, Notice, Observed, Sampled, Saved, Step
+from mainstem.training.events import Evaluated, Evaluating, Notice, Observed, Sampled, Saved, Step
 from mainstem.training.folder import RunFolder, append_row, read_rows
 from mainstem.training.optim import Optimizer
 from runs import EPOCH, TENSORS, StopAt, cut, end, finish, training
@@ -141,7 +141,7 @@ def test_compiling_leaves_training_on(small, whole, tmp_path, monkeypatch):
     changes = {"model": {"dropout": 0.1}, "vitals_every": 3, "compile": True}
     stopped(tmp_path / "run", small, 9, **changes)
     events = finish(training(tmp_path / "run", small, **changes))
-    assert "blocks compiled; logits within 0.0e+00" in notices(events)
+    assert "blocks compiled; loss and gradients within 0.0e+00" in notices(events)
     assert end(RunFolder(tmp_path / "run")) == whole["adamw"]
 
 
@@ -226,7 +226,7 @@ def test_a_resumed_run_recalls_its_best(small, tmp_path, monkeypatch):
     for losses, steps in (([2.0, 3.0], 4), ([2.5, 2.4], 8)):
         given = iter(losses)
         monkeypatch.setattr(loop, "evaluate", lambda *a, given=given, **k: replace(real(*a, **k), loss=next(given)))
-        events = finish(training(tmp_path / "run", small, eval_every=2, save_every=2, steps=steps, keep=1))
+        events = finish(training(tmp_path / "run", small, eval_every=2, save_every=2, steps=steps, keep=1, extend=True))
     assert not any(event.best for event in events if isinstance(event, Evaluated))
     run = RunFolder(tmp_path / "run")
     assert run.named("best") == run.checkpoint_at(2)
@@ -242,7 +242,7 @@ def test_a_final_evaluation_that_dies_has_lost_nothing(small, tmp_path, monkeypa
     assert run.newest() == (run.checkpoint_at(12), [])
     monkeypatch.setattr(loop, "evaluate", real)
     events = finish(training(tmp_path / "run", small, eval_every=0, save_every=0))
-    assert [type(event) for event in events] == [Notice, Notice, Evaluated]
+    assert [type(event) for event in events] == [Notice, Notice, Evaluating, Evaluated]
 
 
 def test_a_text_without_a_held_out_part_is_trained_on(data, tmp_path):
@@ -278,10 +278,21 @@ def test_a_finished_run_says_so_and_changes_nothing(copied, small):
 
 def test_a_longer_run_goes_on(copied, small):
     run = copied()
-    events = finish(training(run.path, small, steps=14))
+    with pytest.raises(RunError, match="started for 12, and 14 were typed; add --extend"):
+        finish(training(run.path, small, steps=14))
+    with pytest.raises(RunError, match="12 steps are done, more than --steps 5"):
+        finish(training(run.path, small, steps=5, extend=True))
+    events = finish(training(run.path, small, steps=14, extend=True))
     assert [event.step for event in events if isinstance(event, Step)] == [13, 14]
     assert run.named("last") == run.checkpoint_at(14)
     assert run.settings()["train"]["steps"] == 14
+
+
+@pytest.mark.parametrize("changes", [{"batch_size": 4}, {"lr": 1.0}, {"seed": 9}, {"model": {"dropout": 0.5}}])
+def test_a_run_cannot_change_as_it_goes_on(copied, small, changes):
+    """Whoever resumes it: another batch size would change what every later step reads."""
+    with pytest.raises(RunError, match=r"cannot change as it goes on \(.*: saved .*, typed "):
+        finish(training(copied().path, small, **changes))
 
 
 def test_a_run_that_was_moved_goes_on(small, whole, tmp_path):

@@ -3,8 +3,10 @@
 This top level is a table of our own, so that `mainstem --help` imports nothing; only the verb that was typed is loaded.
 """
 
+import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -23,6 +25,7 @@ VERBS = {  # verb: what it does; each lives in the module of its name
     "verify-resume": "prove that killed and resumed runs end in an uninterrupted run's bytes",
 }
 
+_OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory|not enough memory", re.IGNORECASE)
 SPINS = "1000"
 """Turns that a thread of the CPU's products waits before it sleeps (docs/log.md has the measurement)."""
 
@@ -68,9 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        return _failed(argv, f"{error.filename or 'the system'}: {error.strerror or error}", 1)
-    except MemoryError as error:
-        return _failed(argv, f"out of memory ({error}); lower --micro-batch or --model.n-ctx", 1)
+        failed = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
+        return _failed(argv, f"{error.filename or 'the system'}: {error.strerror or error}", 1 if failed else 2)
+    except (MemoryError, RuntimeError) as error:  # torch has no MemoryError of its own
+        if isinstance(error, RuntimeError) and not _OUT_OF_MEMORY.search(str(error)):
+            raise
+        return _failed(argv, "out of memory; lower --micro-batch, --model.n-ctx or the model's size", 1)
 
 
 def _failed(argv: list[str], message: str, code: int, facts: Mapping[str, object] = MappingProxyType({})) -> int:

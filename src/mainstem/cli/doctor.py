@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mainstem.cli.parse import Positional, parse
 from mainstem.cli.screen import Screen
 from mainstem.config import PRESETS, ModelConfig, TrainConfig
 from mainstem.errors import UserError, nearest
+from mainstem.text import tokens
 from mainstem.training import doctor
 from mainstem.training.folder import RunFolder
 
@@ -22,6 +24,14 @@ class Doctor:
     """One object on stdout."""
 
 
+def _train_tokens(folder: RunFolder, settings: dict[str, Any]) -> int | None:
+    """How many tokens the run trains on, if its token files are where it left them."""
+    for path in (folder.data, *map(Path, settings.get("asked", {}).get("data", ()))):
+        if (path / tokens.PASSPORT).is_file():
+            return len(tokens.load(path).train)
+    return None
+
+
 def main(argv: Sequence[str]) -> None:
     """Parse, look, print. Findings that are not well do not change the exit code."""
     command = parse(Doctor, "doctor", argv)
@@ -29,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     if folder.exists():
         settings = folder.settings()
         model, train = ModelConfig.from_dict(settings["model"]), TrainConfig.from_dict(settings["train"])
-        findings = doctor.before(model, train, folder.path, doctor.data_tokens(folder))
+        findings = doctor.before(model, train, folder.path, _train_tokens(folder, settings))
         findings += doctor.after(folder) + doctor.leftovers(folder)
     elif command.target in PRESETS:
         preset = PRESETS[command.target]

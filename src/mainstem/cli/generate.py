@@ -7,8 +7,8 @@ from typing import Literal
 from mainstem.cli.parse import Flat, Positional, parse
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
+from mainstem.config import Sampling
 from mainstem.errors import DataError
-from mainstem.generation.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     from mainstem.training.checkpoint import load
     from mainstem.training.device import Device
 
-    model, tokenizer = load(command.run)
+    model, tokenizer = load(command.run, screen.note)
     if tokenizer is None:
         raise DataError(f"{command.run}: no tokenizer.json, so it cannot read a prompt; copy one into the folder")
     model.to(Device.choose(command.device).device)
@@ -65,9 +65,7 @@ def main(argv: Sequence[str]) -> None:
             screen.say(rows[chunk.row] + texts[chunk.row])
 
     with stoppable() as check:
-        if len(rows) == 1:
-            screen.stream(rows[0])
-        for chunk in stream(
+        chunks = stream(
             model,
             tokenizer,
             list(command.prompts),
@@ -79,7 +77,10 @@ def main(argv: Sequence[str]) -> None:
             context=command.context,
             use_cache=not command.no_cache,
             should_stop=check,
-        ):
+        )
+        if len(rows) == 1:
+            screen.stream(rows[0])
+        for chunk in chunks:
             texts[chunk.row] += chunk.text
             notices += chunk.notices
             reasons[chunk.row] = chunk.finish_reason or ""

@@ -36,16 +36,15 @@ def prepare(
     check: Callable[[], None],
 ) -> tokens.Prepared:
     """`tokens.prepare` under a bar; `tokenizer` is a kind or a name, `vocab_size` the target of a BPE."""
-    source, given = reading.source(files), given_tokenizer(tokenizer)
-    total = max(1, sum(int(row["bytes"]) for row in source.fingerprints()))
-    with screen.bar("reading", total) as bar:
+    given = given_tokenizer(tokenizer)
+    with screen.bar("reading", 1) as bar:
         return tokens.prepare(
-            source,
+            reading.source(files),
             out,
             tokenizer=given,
             kind=tokenizer if given is None else "bpe",
             vocab_size=vocab_size if tokenizer == "bpe" else None,
             val=reading.source(val) if val else None,
             should_stop=check,
-            progress=lambda done, of: bar.at(min(done, total)),
+            progress=lambda done, of: bar.at(done, total=of),
         )

@@ -66,12 +66,19 @@ def _is_number(text: str) -> bool:
     return text == "-" or text.lstrip("-")[:1].isdigit()
 
 
+def _left(first: tuple[int, float], done: int, total: int) -> str:
+    """The time that is left at the pace since the first report."""
+    seconds = (time.monotonic() - first[1]) / (done - first[0]) * (total - done)
+    return f"  {int(seconds) // 60}:{int(seconds) % 60:02} left" if done < total else ""
+
+
 class Bar:
     """`with screen.bar("training", steps) as bar: bar.at(step, "loss 3.21")`."""
 
     def __init__(self, console: Console, what: str, total: int):
         self._console, self._what, self._total = console, what, total
         self._shown = time.monotonic()
+        self._first: tuple[int, float] | None = None  # how far it was, and when: a resumed run does not begin at 0
         self._progress: Progress | None = None
         if console.is_terminal:
             self._progress = Progress(
@@ -98,13 +105,16 @@ class Bar:
         if self._progress is not None:
             self._progress.stop()
 
-    def at(self, done: int, note: str = "") -> None:
-        """Show how far the work is."""
+    def at(self, done: int, note: str = "", total: int | None = None) -> None:
+        """Show how far the work is; the total may turn out another."""
+        self._total = self._total if total is None else total
+        first, self._first = self._first, self._first or (done, time.monotonic())
         if self._progress is not None:
-            self._progress.update(self._task, completed=done, note=note)
+            self._progress.update(self._task, completed=done, total=self._total, note=note)
         elif time.monotonic() - self._shown >= PLAIN_EVERY or done == self._total:
             self._shown = time.monotonic()
-            print(f"{self._what} {done:,}/{self._total:,}  {note}".rstrip(), file=sys.stderr, flush=True)
+            left = "" if first is None or done <= first[0] else _left(first, done, self._total)
+            print(f"{self._what} {done:,}/{self._total:,}{left}  {note}".rstrip(), file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
         """A line above the bar."""

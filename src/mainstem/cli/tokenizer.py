@@ -11,6 +11,7 @@ import tyro
 from mainstem.cli.parse import Flat, Positional, Reading, parse
 from mainstem.cli.prepare import open_tokenizer
 from mainstem.cli.screen import Screen
+from mainstem.cli.signals import stoppable
 from mainstem.errors import DataError, UserError
 from mainstem.text import tokenizer as tokenizers
 
@@ -79,13 +80,17 @@ def _train(command: Train, screen: Screen) -> None:
     from mainstem.text.encode import train
 
     source, size = command.reading.source(command.files), command.vocab_size if command.kind == "bpe" else None
-    tokenizer, sampled = train(source, command.kind, size, None, lambda: None)
+    with stoppable() as check:
+        tokenizer, trained_on, sampled = train(source, command.kind, size, None, check)
     tokenizer.save(Path(command.out))
-    screen.say(f"{command.out}: {tokenizer.kind} of {tokenizer.vocab_size:,}, from {sampled:,} bytes")
+    screen.say(f"{command.out}: {tokenizer.kind} of {tokenizer.vocab_size:,}, from {trained_on:,} bytes")
+    if sampled:
+        screen.note("those bytes are a sample, spread evenly over the text")
     if size is not None and tokenizer.vocab_size != size:
         screen.note(f"the text filled {tokenizer.vocab_size:,} of the {size:,} asked for")
     facts = {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "asked_vocab_size": size}
-    screen.result({"out": command.out, **facts, "sha256": tokenizer.hash, "sample_bytes": sampled})
+    seen = {"sample_bytes": trained_on, "sampled": sampled}
+    screen.result({"out": command.out, **facts, **seen, "sha256": tokenizer.hash})
 
 
 def _encode(command: Encode, screen: Screen) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +19,9 @@ from mainstem.errors import ConfigError, DataError, Interrupted, RunError
 from mainstem.text import tokens
 from mainstem.text.corpus import BUNDLED, STDIN
 from mainstem.text.tokenizer import Tokenizer
-from mainstem.training.folder import RunFolder, read_rows
+from mainstem.training.folder import RunFolder, read_rows, refuse_changes
 
 DEFAULT_PRESET = "tiny"
-MAY_CHANGE = {"save_every", "eval_every", "vitals_every", "sample_every", "keep", "device"}
-"""Fields of a run that a resumed line may change freely; `steps` needs --extend, the rest is refused."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def resumable(argv: Sequence[str]) -> Train:
         steps = max(1, math.ceil(command.tokens / per_step))
         command = dataclasses.replace(command, train=command.train.replace(steps=steps))
     if command.folder.exists():
-        _refuse_changes(default, command)
+        refuse_changes(command.folder.path, _flat(default.asked()), _flat(command.asked()), command.extend)
     return command
 
 
@@ -120,7 +119,9 @@ def _typed(argv: Sequence[str], flag: str) -> str | None:
 def _default(folder: RunFolder, named: str | None) -> Train:
     """Preset < saved config; what is typed comes on top."""
     if folder.exists():
-        asked = dict(folder.settings()["asked"])
+        if "asked" not in (settings := folder.settings()):
+            raise RunError(f"{folder.path}: made by the library, not by this command; resume it with mainstem.Training")
+        asked = dict(settings["asked"])
         for name, kind in (("train", TrainConfig), ("model", ModelConfig)):
             asked[name] = kind.from_dict(asked[name])
         asked["reading"] = Reading(**asked["reading"])
@@ -136,23 +137,17 @@ def _flat(value: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _refuse_changes(saved: Train, typed: Train) -> None:
-    before, after = _flat(saved.asked()), _flat(typed.asked())
-    free = MAY_CHANGE | ({"steps"} if typed.extend else set())
-    changed = [name for name in before if before[name] != after[name] and name not in free]
-    if changed == ["steps"]:
-        raise RunError(
-            f"{typed.folder.path}: steps: the run was started for {before['steps']:,}, and {after['steps']:,} were "
-            "typed; add --extend to go on to that step, with the schedule stretched to it"
-        )
-    if changed:
-        pairs = "; ".join(f"{name}: saved {before[name]!r}, typed {after[name]!r}" for name in changed)
-        raise RunError(f"{typed.folder.path}: a run cannot change as it goes on ({pairs}); choose another folder")
-
-
 def run(command: Train, screen: Screen, check: Callable[[], None]) -> dict[str, Any]:
     """Prepare the data, train to the end, and return what --json shows."""
-    folder, notes = command.folder, []
+    if command.dry_run and not command.folder.exists():
+        with tempfile.TemporaryDirectory(prefix="mainstem-") as elsewhere:
+            return _run(command, RunFolder(elsewhere), screen, check)
+    with command.folder.locked() as folder:
+        return _run(command, folder, screen, check)
+
+
+def _run(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], None]) -> dict[str, Any]:
+    notes: list[str] = []
 
     def note(text: str) -> None:
         notes.append(text)
@@ -162,7 +157,7 @@ def run(command: Train, screen: Screen, check: Callable[[], None]) -> dict[str, 
         saved = folder.settings()["train"]["steps"]
         if saved != command.train.steps:
             note(f"steps {saved:,} -> {command.train.steps:,}; the schedule is that of {command.train.steps:,} steps")
-    data = prepared(command, screen, check)
+    data = prepared(command, folder, screen, check)
     for text in data.notes():
         note(text)
     size = data.tokenizer.vocab_size
@@ -177,7 +172,8 @@ def run(command: Train, screen: Screen, check: Callable[[], None]) -> dict[str, 
 
     training = Training(
         folder, model, command.train, data,
-        settings={"asked": command.asked()}, init_from=command.init_from, sample=_sample, should_stop=check,
+        settings={"asked": command.asked()}, init_from=command.init_from, extend=command.extend, sample=_sample,
+        should_stop=check,
     )  # fmt: skip
     try:
         watch(training.events(), command.train.steps, screen, note)
@@ -188,13 +184,15 @@ def run(command: Train, screen: Screen, check: Callable[[], None]) -> dict[str, 
     return summary(folder, notes)
 
 
-def prepared(command: Train, screen: Screen, check: Callable[[], None]) -> tokens.Prepared:
+def prepared(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], None]) -> tokens.Prepared:
     """The token files that the command means: a prepared folder, or the run's own, made from text if need be."""
-    folder = command.folder
     if len(command.data) == 1 and (Path(command.data[0]) / tokens.PASSPORT).is_file():
         data, given = tokens.load(Path(command.data[0]), verify=True), given_tokenizer(command.tokenizer)
-        if given is not None and given.hash != data.tokenizer.hash:
+        another_kind = given is None and command.tokenizer not in (Train.tokenizer, data.tokenizer.kind)
+        if another_kind or (given is not None and given.hash != data.tokenizer.hash):
             raise DataError(f"{command.data[0]}: made by another tokenizer than {command.tokenizer}; leave that out")
+        if command.val or command.reading != Reading():
+            raise DataError(f"{command.data[0]}: prepared already; give --val and how to read to `mainstem data`")
         return data
     if folder.exists() and folder.data.is_dir():
         data, names = tokens.load(folder.data, verify=True), ", ".join(command.data)
@@ -291,4 +289,4 @@ def _dry_run(command: Train, model: ModelConfig, screen: Screen) -> dict[str, An
     ]
     rows = [[kind, decay, len(names), sum(sizes[n] for n in names), names[0]] for kind, decay, names in found]
     screen.table(["optimizer", "decay", "tensors", "parameters", "first"], rows)
-    return {"groups": groups, **counts.summary(model, max(1, command.train.micro_batch), command.train.optimizer)}
+    return {"groups": groups, **counts.summary(model, command.train.windows_at_once, command.train.optimizer)}

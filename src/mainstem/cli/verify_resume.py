@@ -34,7 +34,7 @@ class VerifyResume:
     """Times that the process is killed (SIGKILL) at a random moment."""
     terms: int = 5
     """Times that it is asked to stop (SIGTERM) at a random moment."""
-    steps: int = 400
+    steps: int = 800
     """Steps of the run."""
     save_every: int = 20
     """Steps between checkpoints."""
@@ -69,7 +69,7 @@ def verify(command: VerifyResume, where: Path, screen: Screen, check: Callable[[
     line = [
         sys.executable, "-m", "mainstem", "train", "--preset", command.preset, "--data", str(where / "data"), "--json",
         "--steps", str(command.steps), "--save-every", str(command.save_every), "--eval-every", str(command.steps // 2),
-        "--vitals-every", "50", "--seed", str(command.seed), "--model.dropout", str(command.dropout),
+        "--vitals-every", "50", "--device", "cpu", "--seed", str(command.seed), "--model.dropout", str(command.dropout),
     ]  # fmt: skip
     quiet, fired = RunFolder(where / "undisturbed"), RunFolder(where / "disturbed")
     began = time.monotonic()
@@ -152,6 +152,8 @@ def compare(a: RunFolder, b: RunFolder) -> list[str]:
     for name in COMPARED:
         if len({durable.sha256(end / name) for end in ends if end is not None}) != 1:
             differences.append(name)
+    if len({best and best.name for best in (run.named("best") for run in (a, b))}) != 1:
+        differences.append("best.json")
     for file in ("metrics", "vitals"):
         rows = [[{**row, "seconds": 0} for row in read_rows(getattr(run, file))] for run in (a, b)]
         if rows[0] != rows[1]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mainstem.cli.screen import Screen
-from mainstem.training.events import Evaluated, Event, Notice, Observed, Sampled, Step
+from mainstem.training.events import Evaluated, Evaluating, Event, Notice, Observed, Sampled, Step
 
 
 def watch(events: Iterable[Event], steps: int, screen: Screen, note: Callable[[str], None]) -> None:
@@ -15,6 +15,8 @@ def watch(events: Iterable[Event], steps: int, screen: Screen, note: Callable[[s
             if isinstance(event, Step):
                 rate = event.tokens / event.seconds / 1000
                 bar.at(event.step, f"loss {event.loss:.2f}  {event.bits_per_byte:.2f} bits/byte  {rate:.1f}k tok/s")
+            elif isinstance(event, Evaluating):
+                bar.at(event.step, f"weighing {event.tokens:,} held-out tokens")
             elif isinstance(event, Evaluated):
                 best = ", the best so far" if event.best else ""
                 bar.say(

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from mainstem.config import Sampling
 from mainstem.errors import ConfigError, DataError, nearest
 from mainstem.generation.cache import KVCache
-from mainstem.generation.sampling import Sampling, choose, row_generator
+from mainstem.generation.sampling import choose, row_generator
 from mainstem.generation.text import Decoder, Utf8Guard, utf8_state
 from mainstem.model.gpt import GPT
 from mainstem.model.tap import Tap

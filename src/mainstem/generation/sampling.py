@@ -6,48 +6,16 @@ min-p; all in float32, with the largest score subtracted first.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mainstem.config import Config
+from mainstem.config import Sampling
 from mainstem.errors import RunError
 
-GREEDY_BELOW = 1e-5
-"""A temperature below this is 0: dividing by it would only lose digits."""
 NUCLEUS = 1024
 """Tokens that top-p looks at before it looks at all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling(Config):
-    """How the next token is chosen. Raises ConfigError with the field, the value and the rule."""
-
-    temperature: float = 0.8
-    """Divides the logits: below 1 safer, above 1 wilder; 0: always the most probable token."""
-    top_k: int = 0
-    """Choose among the k most probable tokens; 0: among all."""
-    top_p: float = 1.0
-    """Choose among the fewest tokens whose probabilities reach p together; 1: among all."""
-    min_p: float = 0.0
-    """Drop tokens less probable than this share of the most probable one's; 0: none."""
-    repetition_penalty: float = 1.0
-    """Makes tokens of the prompt and of the text so far less likely (Keskar et al. 2019, section 4.1); 1: off."""
-
-    def __post_init__(self) -> None:
-        self._types()
-        self._check(self.temperature >= 0, "temperature", "it must be at least 0")
-        self._check(self.top_k >= 0, "top_k", "it must be at least 1, or 0 for all tokens")
-        for field in ("top_p", "min_p"):
-            self._check(0 <= getattr(self, field) <= 1, field, "a share from 0 to 1")
-        self._check(self.repetition_penalty > 0, "repetition_penalty", "it must be above 0; 1 turns it off")
-
-    @property
-    def greedy(self) -> bool:
-        """Whether chance plays no part."""
-        return self.temperature < GREEDY_BELOW or self.top_k == 1
 
 
 def row_generator(seed: int, sample: int) -> torch.Generator:

@@ -1,5 +1,7 @@
 """LayerNorm and RMSNorm with their statistics in reach of a tap, and the empty slot."""
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
@@ -7,36 +9,33 @@ from mainstem.config import ModelConfig
 from mainstem.model.tap import Tap
 
 
-class _Statistics:
-    """Offers mean and scale at `{point}.mean` and `{point}.scale`, (B, T, 1): the norm is (x - mean) / scale."""
+class Norm(nn.Module, ABC):
+    """A norm over the last axis: gain * (x - mean) / scale + bias. Mixed in before the kernel's own class."""
 
     point: str
+    """Its statistics are offered at `{point}.mean` and `{point}.scale`, each (B, T, 1)."""
 
-    def offer(self, x: Tensor, tap: Tap) -> None:
-        """Compute the statistics beside the fused kernel, if they are asked for."""
-        wanted = [f"{self.point}.mean", f"{self.point}.scale"]
-        if not any(point in tap.points for point in wanted):
-            return
-        for point, value in zip(wanted, self.statistics(x), strict=True):
-            if point in tap.points:
-                tap(point, value)
+    def forward(self, x: Tensor, tap: Tap | None = None) -> Tensor:
+        """(..., C) -> (..., C) by the fused kernel; the statistics are computed beside it, if they are asked for."""
+        if tap is not None:
+            wanted = (f"{self.point}.mean", f"{self.point}.scale")
+            if any(point in tap.points for point in wanted):
+                for point, value in zip(wanted, self.statistics(x), strict=True):
+                    if point in tap.points:
+                        tap(point, value)
+        return super().forward(x)
 
+    @abstractmethod
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        """Mean and scale of x, each (..., 1)."""
 
 
-class LayerNorm(_Statistics, nn.LayerNorm):
-    """Ba et al. 2016: over d_model, (x - mean) / sqrt(variance + eps), then gain and bias."""
+class LayerNorm(Norm, nn.LayerNorm):
+    """Ba et al. 2016: the scale is sqrt(variance + eps)."""
 
     def __init__(self, width: int, eps: float, bias: bool, point: str):
         super().__init__(width, eps=eps, bias=bias)
         self.point = point
-
-    def forward(self, x: Tensor, tap: Tap | None = None) -> Tensor:
-        """(..., C) -> (..., C)."""
-        if tap is not None:
-            self.offer(x, tap)
-        return super().forward(x)
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and sqrt(variance + eps), each (..., 1)."""
@@ -44,20 +43,14 @@ class LayerNorm(_Statistics, nn.LayerNorm):
         return mean, (variance + self.eps).sqrt()
 
 
-class RMSNorm(_Statistics, nn.RMSNorm):
-    """Zhang and Sennrich 2019: over d_model, x / sqrt(mean square + eps), then gain."""
+class RMSNorm(Norm, nn.RMSNorm):
+    """Zhang and Sennrich 2019: the mean is left in, the scale is sqrt(mean square + eps), and there is no bias."""
 
     eps: float
 
     def __init__(self, width: int, eps: float, point: str):
         super().__init__(width, eps=eps)
         self.point = point
-
-    def forward(self, x: Tensor, tap: Tap | None = None) -> Tensor:
-        """(..., C) -> (..., C)."""
-        if tap is not None:
-            self.offer(x, tap)
-        return super().forward(x)
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Zero and sqrt(mean square + eps), each (..., 1)."""

@@ -25,12 +25,10 @@ Inside a block:
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from mainstem import residuals
 from mainstem.config import ModelConfig
-from mainstem.errors import ConfigError, nearest
 
 
 class Tap(Protocol):
@@ -83,10 +81,6 @@ class Recorder:
         self.values[point] = tensor
         return tensor
 
-    def first_non_finite(self) -> str | None:
-        """The first recorded point, in the order of the forward pass, that holds a NaN or an infinity."""
-        return next((point for point, value in self.values.items() if not torch.isfinite(value).all()), None)
-
 
 def block_points(config: ModelConfig, index: int) -> list[str]:
     """The points of block `index`, without its prefix, in the order of the forward pass."""
@@ -112,11 +106,3 @@ def all_points(config: ModelConfig) -> list[str]:
     blocks = [f"blocks.{i}.{point}" for i in range(config.n_layer) for point in block_points(config, i)]
     final = ["ln_f.mean", "ln_f.scale"] if residuals.row(config.residual).ln_f else []
     return ["embed", *positions, *blocks, "resid_final", *final]
-
-
-def check_points(points: Iterable[str], config: ModelConfig) -> None:
-    """Raise ConfigError for a point that the model does not have, with the nearest one that it has."""
-    valid = all_points(config)
-    for point in points:
-        if point not in valid:
-            raise ConfigError(f"point: {point!r} is not in this model; {nearest(point, valid)}")

@@ -161,7 +161,7 @@ class Source:
             where = f"{path}, line {number}"
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: not JSON ({error}); a .jsonl file holds one object a line") from None
             if not isinstance(record, dict) or self.text_field not in record:
                 found = f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else "it is no object"

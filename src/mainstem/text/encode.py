@@ -21,20 +21,25 @@ MOST_UNKNOWN = 0.01  # of the characters, dropped before the text is called anot
 
 def train(
     source: Source, kind: str, vocab_size: int | None, held_out: int | None, should_stop: Callable[[], None]
-) -> tuple[Tokenizer, int]:
-    """A tokenizer, and the bytes of text that it was trained on: a sample for `bpe`, all of it for `char`.
+) -> tuple[Tokenizer, int, bool]:
+    """A tokenizer, the bytes of text that it was trained on, and whether those are a sample of what it might have seen.
 
-    The sample leaves out the text's last part, 1 of `held_out`, which validates.
+    For `bpe` it might see all but the text's last part, 1 of `held_out`, which validates; for `char` all of it.
     """
-    read = 0
+    read, sampled = 0, False
+
+    def note(is_sample: bool) -> None:
+        nonlocal sampled
+        sampled = is_sample
 
     def texts() -> Iterator[str]:
         nonlocal read
-        for text in _sample(source, held_out, should_stop) if kind == "bpe" else _texts(source, should_stop):
+        for text in _sample(source, held_out, should_stop, note) if kind == "bpe" else _texts(source, should_stop):
             read += len(text.encode())
             yield text
 
-    return tokenizers.train(kind, texts(), vocab_size), read
+    tokenizer = tokenizers.train(kind, texts(), vocab_size)
+    return tokenizer, read, sampled
 
 
 def _texts(source: Source, should_stop: Callable[[], None]) -> Iterator[str]:
@@ -43,8 +48,10 @@ def _texts(source: Source, should_stop: Callable[[], None]) -> Iterator[str]:
         yield piece.text
 
 
-def _sample(source: Source, held_out: int | None, should_stop: Callable[[], None]) -> Iterator[str]:
-    """Pieces spread evenly over the text before its held-out part, about SAMPLE_BYTES in all."""
+def _sample(
+    source: Source, held_out: int | None, should_stop: Callable[[], None], note: Callable[[bool], None]
+) -> Iterator[str]:
+    """Pieces spread evenly over the text before its held-out part, SAMPLE_BYTES or so; `note`: is that less?"""
     size = characters = spaces = 0
     for text in _texts(source, should_stop):
         size += len(text.encode())
@@ -52,6 +59,7 @@ def _sample(source: Source, held_out: int | None, should_stop: Callable[[], None
         spaces += text.count(" ") + text.count("\n")
     limit = SAMPLE_BYTES if spaces * 16 > characters else UNSPACED_SAMPLE_BYTES
     usable = size - size // held_out if held_out else size
+    note(limit < usable)
     passed = taken = 0
     for text in _texts(source, should_stop):
         raw = text.encode()[: usable - passed]

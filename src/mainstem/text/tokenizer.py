@@ -14,6 +14,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from mainstem.durable import write_text
 from mainstem.errors import DataError, nearest
 
 END_OF_TEXT = "<|endoftext|>"
@@ -75,8 +76,8 @@ class Tokenizer(ABC):
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def save(self, path: Path) -> None:
-        """Write one JSON file, the same bytes each time."""
-        Path(path).write_bytes(self._file().encode())
+        """Write one JSON file, the same bytes each time; whole or not at all."""
+        write_text(Path(path), self._file())
 
     @cached_property
     def hash(self) -> str:
@@ -168,7 +169,10 @@ def train(kind: str, texts: Iterable[str], vocab_size: int | None = None) -> Tok
     if kind == "byte":
         return Bytes()
     if kind == "char":
-        return Characters("".join(sorted(set().union(*texts))))
+        alphabet: set[str] = set()
+        for text in texts:
+            alphabet.update(text)
+        return Characters("".join(sorted(alphabet)))
     if kind != "bpe":
         raise DataError(f"no tokenizer of kind {kind!r}: {nearest(kind, KINDS)}")
     vocab_size = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size

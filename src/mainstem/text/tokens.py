@@ -66,7 +66,7 @@ class Prepared:
                 f"({counts['unknown'] / max(1, counts['characters']):.3%})",
             ),
             (
-                0 < self.passport["tokenizer_sample_bytes"] < counts["bytes"] // 2,
+                self.passport["tokenizer_sampled"],
                 f"the tokenizer was trained on a sample of {self.passport['tokenizer_sample_bytes']:,} bytes",
             ),
         ]
@@ -244,9 +244,10 @@ def _fill(
 ) -> None:
     """Write the tokenizer, a token file for each of `sources` (name of the file -> source), and the passport."""
     held_out = None if VALIDATION in sources else 10  # one tenth of the stream, unless a text is given for it
-    asked, sampled = request["asked"].get("vocab_size"), 0
+    asked, trained_on, sampled = request["asked"].get("vocab_size"), 0, False
     if tokenizer is None:
-        tokenizer, sampled = encode.train(sources[TOKENS], request["asked"]["kind"], asked, held_out, should_stop)
+        kind = request["asked"]["kind"]
+        tokenizer, trained_on, sampled = encode.train(sources[TOKENS], kind, asked, held_out, should_stop)
     tokenizer.save(folder / TOKENIZER)
 
     total = sum(row["bytes"] for made in (request, request["validation"]) if made for row in made["sources"])
@@ -269,7 +270,8 @@ def _fill(
             "asked_vocab_size": asked,
             "sha256": tokenizer.hash,
         },
-        "tokenizer_sample_bytes": sampled,
+        "tokenizer_sample_bytes": trained_on,
+        "tokenizer_sampled": sampled,
         "dtype": encode.dtype(tokenizer).name,
         "counts": encoded[TOKENS].counts,
         "validation_counts": encoded[VALIDATION].counts if VALIDATION in encoded else None,

@@ -4,6 +4,7 @@ No pickle is read or written. Every tensor is read to the CPU first, whichever d
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,13 @@ def load_weights(model: GPT, path: Path) -> None:
             parameter.copy_(tensors[name])
 
 
-def load(run: Path | str) -> tuple[GPT, Tokenizer | None]:
+def load(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> tuple[GPT, Tokenizer | None]:
     """Open a RUN: a run folder (best checkpoint if there is one, else last) or a checkpoint folder.
 
-    Returns the model in evaluation mode, on the CPU, and the tokenizer (None where the folder has none).
+    Returns the model in evaluation mode, on the CPU, and the tokenizer (None where the folder has none). `notice` is
+    told of damaged checkpoints that were passed over.
     """
-    checkpoint = folder.resolve(run)
+    checkpoint = folder.resolve(run, notice)
     config = ModelConfig.from_dict(folder.checkpoint_settings(checkpoint)["model"])
     model = GPT(config)
     load_weights(model, checkpoint / MODEL)

@@ -4,29 +4,36 @@ import torch
 from torch import Tensor
 
 from mainstem.model.gpt import GPT
+from mainstem.training.evaluate import loss_sum
 
 TOLERANCE = 1e-3
-"""Largest difference of a logit, over the largest logit, that counts as the same."""
+"""Largest difference of the loss or of a gradient, over the largest value, that counts as the same."""
 
 
-def compile_blocks(model: GPT, ids: Tensor) -> str:
+def _probe(model: GPT, x: Tensor, y: Tensor) -> list[Tensor]:
+    """The loss and every gradient, without dropout; the gradients are dropped from the model again."""
+    loss = loss_sum(model, x, y)
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def compile_blocks(model: GPT, x: Tensor, y: Tensor) -> str:
     """Compile every block in place and compare with the plain model; fall back to it if they differ or it fails.
 
-    Names of parameters stay what they are. Returns the sentence that says what happened.
+    Names of parameters stay what they are. x and y are (B, T). Returns the sentence that says what happened.
     """
     model.eval()
-    with torch.no_grad():
-        plain = model(ids)
-        try:
-            for block in model.blocks:
-                block.compile()
-            difference = ((model(ids) - plain).abs().max() / plain.abs().max()).item()
-        except Exception as error:  # whatever a broken compiler raises, the plain model still trains
-            difference, reason = float("nan"), str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        else:
-            reason = f"its logits differ by {difference:.1e}"
+    plain = _probe(model, x, y)
+    try:
+        for block in model.blocks:
+            block.compile()
+        pairs = zip(_probe(model, x, y), plain, strict=True)
+        difference = max(((a - b).abs().max() / b.abs().max().clamp(min=1e-12)).item() for a, b in pairs)
+        reason = f"loss and gradients differ by {difference:.1e}"
+    except Exception as error:  # whatever a broken compiler raises, the plain model still trains
+        difference, reason = float("nan"), (str(error).strip() or repr(error)).splitlines()[0]
+    model.train()
     if difference <= TOLERANCE:
-        return f"blocks compiled; logits within {difference:.1e} of the plain model's"
+        return f"blocks compiled; loss and gradients within {difference:.1e} of the plain model's"
     for block in model.blocks:
         block._compiled_call_impl = None
     return f"not compiled: {reason}; the plain model trains on"

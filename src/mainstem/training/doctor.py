@@ -1,14 +1,12 @@
 """The doctor: before step 0, whether a run can work here; after a failure, what went wrong. No torch."""
 
-import os
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mainstem import counts, durable
-from mainstem.config import AUTO, ModelConfig, TrainConfig
+from mainstem import counts
+from mainstem.config import ModelConfig, TrainConfig
 from mainstem.training.folder import RunFolder, read_rows
 
 
@@ -29,15 +27,12 @@ def free_memory() -> int | None:
             found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
         return found["MemAvailable"]
     except (OSError, KeyError, ValueError):
-        if sys.platform == "darwin":
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return None
 
 
 def before(model: ModelConfig, train: TrainConfig, folder: Path, train_tokens: int | None) -> list[Finding]:
     """What can be said before the first step. `train_tokens` is the size of the training text, if it is known."""
-    micro = train.batch_size if train.micro_batch == AUTO else train.micro_batch
-    memory, model = counts.memory(model, micro, train.optimizer), model.resolved()
+    memory, model = counts.memory(model, train.windows_at_once, train.optimizer), model.resolved()
     parameters, per_step = counts.parameters(model).total, train.batch_size * model.n_ctx
     total, flops = train.steps * per_step, counts.flops_per_token(model)["training"]
     found = [_memory(memory["training"]), _disk((train.keep + 2) * memory["checkpoint"], folder)]
@@ -135,12 +130,3 @@ def leftovers(run: RunFolder) -> list[Finding]:
     """Temporary folders of processes that died; the next start removes them."""
     names = [path.name for path in run.checkpoints.glob(".*")] if run.checkpoints.is_dir() else []
     return [Finding("leftovers", True, f"{name} is unfinished; the next start removes it") for name in names]
-
-
-def data_tokens(run: RunFolder) -> int | None:
-    """The run's training tokens, if its data are prepared."""
-    passport = run.data / "passport.json"
-    if not passport.is_file():
-        return None
-    said = durable.read_json(passport)
-    return said["split"] if said["split"] is not None else said["counts"]["tokens"]

@@ -67,7 +67,7 @@ def evaluate(
             for x, y in windows:
                 should_stop()
                 inputs, targets = (torch.from_numpy(part).to(device.device) for part in (x, y))
-                total += loss_sum(model, inputs, targets).double().item()
+                total += loss_sum(model, inputs, targets).item()
                 count += y.size
                 size += int(token_bytes[y].sum())
     finally:
@@ -76,7 +76,7 @@ def evaluate(
 
 
 def bigram_bits_per_byte(data: Prepared) -> float:
-    """What a table of bigrams reaches on the held-out text: the floor that a model without context cannot pass.
+    """What a table of bigrams reaches on the held-out text: a measure of what context is worth.
 
     Counts of the training tokens, mixed with the unigram counts as if each context had been seen V more times.
     """

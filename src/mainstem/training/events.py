@@ -23,6 +23,15 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Evaluating:
+    """An evaluation that begins; it can take as long as many steps."""
+
+    step: int
+    tokens: int
+    """Held-out tokens to predict."""
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """An evaluation over the whole validation split."""
 
@@ -42,7 +51,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Observed:
-    """The vitals of a step, a row a block (`mainstem.training.vitals.COLUMNS`)."""
+    """The vitals before a step, a row a block (`mainstem.training.vitals.COLUMNS`)."""
 
     step: int
     rows: list[dict[str, Any]]
@@ -63,4 +72,4 @@ class Notice:
     text: str
 
 
-Event = Step | Evaluated | Saved | Observed | Sampled | Notice
+Event = Step | Evaluating | Evaluated | Saved | Observed | Sampled | Notice

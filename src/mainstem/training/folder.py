@@ -41,6 +41,7 @@ class RunFolder:
         self.run_json, self.data = self.path / "run.json", self.path / "data"
         self.metrics, self.vitals = self.path / "metrics.jsonl", self.path / "vitals.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self._held = False
 
     def exists(self) -> bool:
         """Whether a run was started here."""
@@ -58,9 +59,18 @@ class RunFolder:
         durable.write_text(self.run_json, durable.to_json({"format": FORMAT, **settings}))
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the run for writing. Raises RunError with the pid of the process that holds it already."""
-        self.path.mkdir(parents=True, exist_ok=True)
+    def locked(self) -> Iterator["RunFolder"]:
+        """Hold the run for writing; who holds it already through this object may do so again.
+
+        Raises RunError with the pid of another process that holds it, and if the folder cannot be made.
+        """
+        if self._held:
+            yield self
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be made ({error.strerror}); choose another with --out") from None
         lock = self.path / "lock"
         with open(lock, "a+", encoding="utf-8") as file:
             if not _try_lock(file.fileno()):
@@ -73,10 +83,12 @@ class RunFolder:
             file.write(str(os.getpid()))
             file.flush()
             for folder in (self.path, self.checkpoints):
-                durable.remove_leftovers(folder)
+                durable.remove_leftovers(folder, ours=True)
+            self._held = True
             try:
-                yield
+                yield self
             finally:
+                self._held = False
                 file.truncate(0)
 
     def found(self) -> list[Path]:
@@ -100,11 +112,12 @@ class RunFolder:
         return self.checkpoints / f"step-{step:08d}"
 
     def named(self, name: str) -> Path | None:
-        """The checkpoint that `last` or `best` names, if it is there."""
-        file = self.path / f"{name}.json"
-        if not file.is_file():
-            return None
-        checkpoint = self.checkpoints / str(durable.read_json(file).get("checkpoint", ""))
+        """The checkpoint that `last` or `best` names, if the file is sound and the checkpoint there."""
+        try:
+            said = durable.read_json(self.path / f"{name}.json")
+        except RunError:
+            return None  # it only repeats what the rows and the checkpoints tell
+        checkpoint = self.checkpoints / str(said.get("checkpoint", "") if isinstance(said, dict) else "")
         return checkpoint if _STEP.match(checkpoint.name) and checkpoint.is_dir() else None
 
     def name(self, name: str, checkpoint: Path, **facts: Any) -> None:
@@ -122,17 +135,21 @@ class RunFolder:
             if checkpoint not in spared:
                 shutil.rmtree(checkpoint)
 
-    def best_or_last(self) -> Path:
-        """The checkpoint to open: best if there is one, else last, else the newest that is sound."""
-        for name in ("best", "last"):
-            checkpoint = self.named(name)
-            if checkpoint is not None and durable.fault(checkpoint) is None:
+    def best_or_last(self, notice: Callable[[str], None] = lambda text: None) -> Path:
+        """The checkpoint to open: best if there is one, else last, else the newest that is sound.
+
+        `notice` is told of each that is damaged and was passed over.
+        """
+        faults: dict[Path, str] = {}
+        for checkpoint in (self.named("best"), self.named("last"), *reversed(self.found())):
+            if checkpoint is None or checkpoint in faults:
+                continue
+            if (fault := durable.fault(checkpoint)) is None:
+                for text in faults.values():
+                    notice(f"passed over {text}; {checkpoint} is opened")
                 return checkpoint
-        newest, passed_over = self.newest()
-        if newest is None:
-            faults = "; ".join(passed_over) or "it has no checkpoint yet"
-            raise RunError(f"{self.path}: nothing to open: {faults}")
-        return newest
+            faults[checkpoint] = fault
+        raise RunError(f"{self.path}: nothing to open: {'; '.join(faults.values()) or 'it has no checkpoint yet'}")
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -163,8 +180,30 @@ def cut_rows(file: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict[st
     return rows
 
 
-def resolve(path: Path | str) -> Path:
-    """The checkpoint folder that a RUN means: the folder itself, or the one that a run folder opens."""
+MAY_CHANGE = {"save_every", "eval_every", "vitals_every", "sample_every", "keep", "device"}
+"""Settings of a run that may change as it goes on; `steps` may where that is asked for, the rest may not."""
+
+
+def refuse_changes(run: Path, saved: dict[str, Any], now: dict[str, Any], extend: bool) -> None:
+    """Raise RunError with both values of a setting that a run cannot change as it goes on."""
+    changed = [name for name in saved if name in now and saved[name] != now[name] and name not in MAY_CHANGE]
+    if extend and "steps" in changed:
+        changed.remove("steps")
+    if changed == ["steps"]:
+        raise RunError(
+            f"{run}: steps: the run was started for {saved['steps']:,}, and {now['steps']:,} were typed; "
+            "add --extend to go on to that step, with the schedule stretched to it"
+        )
+    if changed:
+        pairs = "; ".join(f"{name}: saved {saved[name]!r}, typed {now[name]!r}" for name in changed)
+        raise RunError(f"{run}: a run cannot change as it goes on ({pairs}); choose another folder")
+
+
+def resolve(path: Path | str, notice: Callable[[str], None] = lambda text: None) -> Path:
+    """The checkpoint folder that a RUN means: the folder itself, or the one that a run folder opens.
+
+    `notice` is told of damaged checkpoints that were passed over.
+    """
     path = Path(path)
     if (path / "config.json").is_file() or _STEP.match(path.name):
         if (fault := durable.fault(path)) is not None:
@@ -175,7 +214,7 @@ def resolve(path: Path | str) -> Path:
     run = RunFolder(path)
     if not run.exists() and not run.found():
         raise RunError(f"{path}: neither a run folder (no run.json) nor a checkpoint (no config.json)")
-    return run.best_or_last()
+    return run.best_or_last(notice)
 
 
 def model_config(path: Path | str) -> ModelConfig:
@@ -199,6 +238,7 @@ def _try_lock(descriptor: int) -> bool:
         if os.name == "nt":
             import msvcrt
 
+            os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # a byte that is never written: what is locked is unreadable
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         else:
             import fcntl

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from mainstem import counts, durable
-from mainstem.config import AUTO, ModelConfig, TrainConfig
+from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import Interrupted, RunError, TrainingFailed
 from mainstem.model.gpt import GPT
 from mainstem.text import tokenizer as tokenizers
@@ -25,8 +25,8 @@ from mainstem.text.tokens import Prepared, Windows, bytes_per_token
 from mainstem.training import checkpoint, compiled, folder, schedule
 from mainstem.training.device import Device
 from mainstem.training.evaluate import evaluate, loss_sum
-from mainstem.training.events import Evaluated, Event, Notice, Observed, Sampled, Saved, Step
-from mainstem.training.folder import RunFolder, append_row, cut_rows
+from mainstem.training.events import Evaluated, Evaluating, Event, Notice, Observed, Sampled, Saved, Step
+from mainstem.training.folder import RunFolder, append_row, cut_rows, refuse_changes
 from mainstem.training.optim import Optimizer
 from mainstem.training.vitals import Vitals, first_non_finite
 
@@ -42,6 +42,7 @@ class Training:
         data: the token files.
         settings: what else `run.json` should say (preset, where the data are).
         init_from: a RUN whose weights are the start of a new run.
+        extend: whether `steps` may differ from what the run was started with.
         sample: called with model and tokenizer every `sample_every` steps, returns the text to show.
         should_stop: called often; it raises Interrupted to end the run at a safe point, where it is saved.
     """
@@ -52,6 +53,7 @@ class Training:
     data: Prepared
     settings: dict[str, Any] = field(default_factory=dict)
     init_from: Path | str | None = None
+    extend: bool = False
     sample: Callable[[GPT, Tokenizer], str] | None = None
     should_stop: Callable[[], None] = lambda: None
 
@@ -97,14 +99,15 @@ class Training:
             yield Notice(f"resumed at step {self.done:,} of {config.steps:,} from {newest}")
         elif passed_over:
             yield Notice("no checkpoint was sound; started again from step 0")
-        self._require_room()
         yield from self._keep_settings()
         self._cut_rows()
         if self.done >= config.steps:
             yield Notice(f"this run has done its {config.steps:,} steps; --extend N trains it to step N")
-        elif config.compile:
-            x, _ = self._batch()
-            yield Notice(compiled.compile_blocks(self.model, x[:1]))
+            return
+        self._require_room()
+        if config.compile:
+            x, y = self._batch()
+            yield Notice(compiled.compile_blocks(self.model, x[:1], y[:1]))
         self.model.train()
 
     def _take_weights(self, source: Path) -> None:
@@ -125,10 +128,10 @@ class Training:
     def _step(self) -> Iterator[Event]:
         start, config = time.perf_counter(), self.config
         x, y = self._batch()
-        micro = config.batch_size if config.micro_batch == AUTO else config.micro_batch
+        micro = config.windows_at_once
         torch.manual_seed(_mix(config.seed, self.done))  # dropout follows from (seed, step)
         looked = Vitals(self.model, x, y, self.device) if _due(self.done, config.vitals_every) else None
-        total = torch.zeros((), dtype=torch.float64, device="cpu")
+        total = torch.zeros((), dtype=torch.float64)
         for first in range(0, config.batch_size, micro):
             self.should_stop()
             with self.device.autocast():
@@ -165,6 +168,9 @@ class Training:
             yield self._save()
 
     def _save(self) -> Saved:
+        for rows in (self.run.metrics, self.run.vitals):  # a checkpoint never outlives the rows that lead to it
+            if rows.is_file():
+                durable.sync(rows)
         path = self.run.checkpoint_at(self.done)
         state = {"step": self.done, "tokens": self.done * self.config.batch_size * self.model_config.n_ctx}
         checkpoint.save(
@@ -185,6 +191,7 @@ class Training:
     def _evaluate_if_due(self) -> Iterator[Event]:
         if not self._evaluation_is_due() or self.evaluated == self.done or len(self.data.val) < 2:
             return
+        yield Evaluating(self.done, len(self.data.val) - 1)
         start = time.perf_counter()
         result = evaluate(
             self.model,
@@ -200,6 +207,7 @@ class Training:
         append_row(self.run.metrics, {**row, "seconds": seconds})
         if is_best:
             self.best = result.loss
+            durable.sync(self.run.metrics)
             self.run.name("best", self.run.checkpoint_at(self.done), **row)
         yield Evaluated(self.done, result, is_best, seconds)
 
@@ -222,8 +230,14 @@ class Training:
         data = {name: said["sha256"] for name, said in self.data.passport["files"].items()}
         device, threads = str(self.device.device), torch.get_num_threads()
         made_with = {"torch": str(torch.__version__), "threads": threads, "device": device}
+        configs = {"model": self.model.config.to_dict(), "train": self.config.to_dict()}
         if self.run.exists():
             saved = self.run.settings()
+            for kind, now in configs.items():
+                refuse_changes(self.run.path, saved[kind], now, self.extend)
+            if self.extend and self.config.steps < self.done:
+                steps = f"{self.done:,} steps are done, more than --steps {self.config.steps:,}"
+                raise RunError(f"{self.run.path}: {steps}; give a later one")
             for name, sha256 in saved.get("data", data).items():
                 if data.get(name) != sha256:
                     raise RunError(
@@ -233,7 +247,6 @@ class Training:
             before = saved.get("made_with", made_with)
             if before != made_with:
                 yield Notice(f"begun with {before}, resumed with {made_with}: the bytes may differ from one run's")
-        configs = {"model": self.model_config.to_dict(), "train": self.config.to_dict()}
         self.run.write_settings({**configs, "data": data, "made_with": made_with, **self.settings})
 
     def _require_room(self) -> None:
@@ -246,9 +259,13 @@ class Training:
                 "free some space, or choose another disk with --out"
             )
 
+    def _rates(self) -> str:
+        muon = f" and --muon-lr (it is {self.config.muon_lr:g})" if self.config.optimizer == "muon" else ""
+        return f"lower --lr (it is {self.config.lr:g}){muon} or lengthen --warmup,"
+
     def _fail(self, loss: float, grad_norm: float, x: torch.Tensor) -> None:
         """Name the step and the first layer that went bad; the weights have not moved and nothing is saved."""
-        where = first_non_finite(self.model, x, self.device) or next(
+        where = first_non_finite(self.model, x, self.device, self.config.windows_at_once) or next(
             (
                 f"the gradient of {name}"
                 for name, p in reversed(list(self.model.named_parameters()))
@@ -263,7 +280,7 @@ class Training:
         what = f"loss {loss:g}, gradient norm {grad_norm:g}"
         raise TrainingFailed(
             f"{self.run.path}: step {step:,} is not finite ({what}), first at {where}; nothing of it was kept and "
-            f"{sound}; lower --lr (it is {self.config.lr:g}) or lengthen --warmup, in a new folder"
+            f"{sound}; {self._rates()} in a new folder"
         )
 
 

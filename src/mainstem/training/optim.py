@@ -10,8 +10,6 @@ from mainstem.config import TrainConfig
 from mainstem.errors import RunError
 from mainstem.model.gpt import GPT
 
-ROLES = ("matrix", "embedding", "head", "vector")
-
 
 def roles(model: GPT) -> dict[str, str]:
     """The role of every parameter by name: matrix (of a block), embedding, head (when untied) or vector (the rest)."""
@@ -85,7 +83,7 @@ class Optimizer:
     """
 
     def __init__(self, model: GPT, config: TrainConfig, fused: bool = True):
-        role, self._named = roles(model), dict(model.named_parameters())
+        role, self._named, self._fused = roles(model), dict(model.named_parameters()), fused
         matrices = [p for name, p in self._named.items() if role[name] == "matrix"]
         by_muon = set(matrices) if config.optimizer == "muon" else set()
         decayed = [p for name, p in self._named.items() if role[name] != "vector" and p not in by_muon]
@@ -158,7 +156,7 @@ class Optimizer:
                             raise RunError(f"optim.safetensors: {full} is missing or of another shape")
                         state[key] = tensors[full].to(p.device, p.dtype)
                     if not isinstance(part, Muon):
-                        state["step"] = torch.tensor(float(step))
+                        state["step"] = torch.tensor(float(step), device=p.device if self._fused else "cpu")
                     part.state[p] = state
         if extra := sorted(set(tensors) - expected):
             raise RunError(f"optim.safetensors: {extra[0]} belongs to no parameter of this optimizer")

@@ -4,7 +4,7 @@ They are taken in a pass of their own over a few windows of the step's batch, wi
 random state, so a run that is watched and one that is not end in the same bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ COLUMNS = {
     "attn_cos": "cosine of attention's write to the stream, mean over tokens: above 0 it amplifies, below it erases",
     "mlp_cos": "the same for the MLP",
     "gradient": "RMS of the gradient of the summed loss at the block's input",
+    "gradient_mid": "the same between attention and MLP",
     "entropy": "entropy of the attention pattern in nats, mean over heads and queries",
     "first_token": "attention on the first position, mean over heads and later queries",
     "near_zero": f"share of MLP activations below {NEAR_ZERO} in magnitude",
@@ -46,7 +47,7 @@ def _points(model: GPT) -> Iterator[str]:
 
 
 def _rms(x: Tensor) -> float:
-    return x.double().square().mean().sqrt().item()
+    return x.float().square().mean().sqrt().item()
 
 
 def _write(stream: Tensor, write: Tensor, name: str) -> dict[str, float]:
@@ -57,12 +58,24 @@ def _write(stream: Tensor, write: Tensor, name: str) -> dict[str, float]:
     return {f"{name}_write": ratio.mean().item(), f"{name}_cos": cosine.mean().item()}
 
 
+class _Recorder(Recorder):
+    """Keeps of an attention pattern its two numbers alone: its T x T weights a head are too many to hold."""
+
+    def __call__(self, point: str, tensor: Tensor) -> Tensor:
+        if not point.endswith("attn.pattern"):
+            return super().__call__(point, tensor)
+        pattern = tensor.detach().float()  # (B, H, T query, T key)
+        entropy = -torch.special.xlogy(pattern, pattern).sum(-1).mean()
+        later = pattern[:, :, 1:, 0]  # the first query has nothing else to attend to
+        self.values[point] = torch.stack((entropy, later.mean() if later.numel() else torch.ones_like(entropy)))
+        return tensor
+
+
 class Vitals:
     """One look: `Vitals(model, ...)` before the step, `rows(step)` after it."""
 
     def __init__(self, model: GPT, x: Tensor, y: Tensor, device: Device):
-        self._model = model
-        self._recorder = recorder = Recorder(_points(model))
+        self._model, recorder = model, _Recorder(_points(model))
         was_training = model.training
         model.eval()
         try:
@@ -70,55 +83,71 @@ class Vitals:
                 loss = loss_sum(model, x[:WINDOWS], y[:WINDOWS], recorder)
         finally:
             model.train(was_training)
-        inputs = [p for p in recorder.values if p.endswith(("resid_pre", "resid_final"))]
+        inputs = [p for p in recorder.values if p.endswith(("resid_pre", "resid_mid", "resid_final"))]
         gradients = torch.autograd.grad(loss, [recorder.values[point] for point in inputs])
+        self._values = {point: value.detach() for point, value in recorder.values.items()}
         self._gradients = dict(zip(inputs, gradients, strict=True))
-        recorder.values = {point: value.detach() for point, value in recorder.values.items()}
+        self._rows = [self._block(f"blocks.{index}.") for index in range(len(model.blocks))]
+        self._rows.append(self._stream("resid_final"))
+        del self._values, self._gradients
         self._before = [[p.detach().clone() for p in block.parameters()] for block in model.blocks]
-
-    def non_finite(self) -> str | None:
-        """The first point that held a NaN or an infinity."""
-        return self._recorder.first_non_finite()
 
     @torch.no_grad()
     def rows(self, step: int) -> list[dict[str, Any]]:
         """A row a block, and one for the stream that the last block leaves; COLUMNS says what the numbers are.
 
-        The update is that of the step since this look was taken.
+        `step` counts the steps done when the look was taken; the update is that of the step since.
         """
-        rows = [self._block(index) | {"update": self._update(index)} for index in range(len(self._model.blocks))]
-        rows.append(self._stream("resid_final"))
-        return [{"step": step, "block": index, **row} for index, row in enumerate(rows)]
+        updates = [{"update": self._update(index)} for index in range(len(self._model.blocks))] + [{}]
+        rows = zip(self._rows, updates, strict=True)
+        return [{"step": step, "block": index, **row, **update} for index, (row, update) in enumerate(rows)]
 
     def _stream(self, point: str) -> dict[str, float]:
-        value = self._recorder.values[point]
+        value = self._values[point]
         mean, spread = value.mean().item(), value.std(correction=0).item()
         return {"stream": _rms(value), "gradient": _rms(self._gradients[point]), "mean": mean, "spread": spread}
 
-    def _block(self, index: int) -> dict[str, float]:
-        prefix = f"blocks.{index}."
-        values = {name.removeprefix(prefix): v for name, v in self._recorder.values.items() if name.startswith(prefix)}
+    def _block(self, prefix: str) -> dict[str, float]:
+        values = {name.removeprefix(prefix): v for name, v in self._values.items() if name.startswith(prefix)}
         row = self._stream(prefix + "resid_pre") | _write(values["resid_pre"], values["attn_out"], "attn")
-        pattern = values["attn.pattern"].float()  # (B, H, T query, T key)
-        row["entropy"] = -torch.special.xlogy(pattern, pattern).sum(-1).mean().item()
-        row["first_token"] = pattern[:, :, 1:, 0].mean().item() if pattern.shape[-2] > 1 else 1.0
+        row["entropy"], row["first_token"] = values["attn.pattern"].tolist()
         if "mlp_out" in values:
             row |= _write(values["resid_mid"], values["mlp_out"], "mlp")
+            row["gradient_mid"] = _rms(self._gradients[prefix + "resid_mid"])
             row["near_zero"] = (values["mlp.post"].abs() < NEAR_ZERO).float().mean().item()
         return row
 
     def _update(self, index: int) -> float:
         moved = size = 0.0
         for before, after in zip(self._before[index], self._model.blocks[index].parameters(), strict=True):
-            moved += (after - before).double().square().sum().item()
-            size += before.double().square().sum().item()
+            moved += (after - before).square().sum().item()
+            size += before.square().sum().item()
         return (moved / size) ** 0.5 if size else 0.0
 
 
-def first_non_finite(model: GPT, x: Tensor, device: Device) -> str | None:
-    """The first point of the stream that goes bad on this batch, in a forward pass without dropout."""
-    recorder = Recorder(point for point in _points(model) if "pattern" not in point)
+class _FirstBad:
+    """A tap that keeps the name of the first point with a NaN or an infinity."""
+
+    writes: Collection[str] = ()
+
+    def __init__(self, points: Iterable[str]):
+        self.points = frozenset(points)
+        self.name: str | None = None
+
+    def __call__(self, point: str, tensor: Tensor) -> Tensor:
+        if self.name is None and not torch.isfinite(tensor).all():
+            self.name = point
+        return tensor
+
+
+@torch.no_grad()
+def first_non_finite(model: GPT, x: Tensor, device: Device, windows: int) -> str | None:
+    """The first point of the stream that goes bad on this batch, (B, T), so many windows at once, without dropout."""
+    tap = _FirstBad(point for point in _points(model) if "pattern" not in point)
     model.eval()
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"), device.autocast():
-        model(x, tap=recorder)
-    return recorder.first_non_finite()
+    for part in x.split(windows):
+        with torch.compiler.set_stance("force_eager"), device.autocast():
+            model(part, tap=tap)
+        if tap.name is not None:
+            return tap.name
+    return None
