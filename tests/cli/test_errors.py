@@ -68,7 +68,9 @@ def test_a_damaged_checkpoint_is_passed_over_or_named(mainstem, small_run, file,
     """The run opens an earlier one; the checkpoint itself does not open."""
     harmed(small_run, file, how)
     check(mainstem("generate", "run/checkpoints/step-00000012", "x"), 2, f"step-00000012/{file}: ")
-    assert mainstem("generate", "run", "x", "--max-new-tokens", "2").code == 0
+    result = mainstem("generate", "run", "x", "--max-new-tokens", "2")
+    assert result.code == 0
+    assert f"passed over run/checkpoints/step-00000012/{file}: " in result.err
 
 
 def test_a_run_without_a_sound_checkpoint_cannot_be_opened(mainstem, small_run):
@@ -85,6 +87,31 @@ def test_tokens_of_another_tokenizer_are_refused(mainstem, shape, small_run, tex
     shutil.copytree(small_run, "run")
     shutil.copy("d/tokens.bin", "run/data/tokens.bin")
     check(mainstem("train", "run"), 2, "run/data/tokens.bin: ", "prepare the text again")
+
+
+@pytest.mark.parametrize("flags", [["--val", "v.txt"], ["--tokenizer", "char"], ["--encoding", "cp949"]])
+def test_what_a_prepared_folder_has_settled_is_not_asked_again(mainstem, shape, text, flags):
+    """A flag that would change nothing is refused, not passed over."""
+    mainstem("data", text, "--out", "d", "--vocab-size", "300")
+    check(mainstem("train", "new", *shape, "--data", "d", *flags), 2, "d: ")
+
+
+def test_a_run_of_the_library_is_resumed_by_the_library(mainstem, trained):
+    shutil.copytree(trained.path, "run")
+    check(mainstem("train", "run"), 2, "run: made by the library", "mainstem.Training")
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"checkpoint": 3}', ""])
+def test_a_torn_best_is_no_loss(mainstem, small_run, content):
+    """It repeats what rows and checkpoints tell."""
+    shutil.copytree(small_run, "run")
+    Path("run/best.json").write_text(content)
+    assert mainstem("generate", "run", "x", "--max-new-tokens", "2").code == 0
+
+
+def test_json_nested_without_end_is_named(mainstem):
+    Path("deep.jsonl").write_text("[" * 100_000 + "\n")
+    check(mainstem("data", "deep.jsonl", "--out", "d"), 2, "deep.jsonl, line 1: not JSON")
 
 
 def test_weights_alone_point_to_init_from(mainstem, small_run):

@@ -153,6 +153,7 @@ def test_a_dry_run_shows_each_parameter_in_one_group(mainstem, shape, optimizer)
     assert {group["optimizer"] for group in found["groups"]} == {"adamw", optimizer}
     assert not Path("run/run.json").exists()
     assert optimizer in mainstem("train", "run", *shape, "--optimizer", optimizer, "--dry-run").out
+    assert not Path("run").exists()
 
 
 def test_a_prepared_folder_and_a_text_of_its_own_to_validate_on(mainstem, shape, text, tmp_path):
