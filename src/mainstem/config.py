@@ -131,6 +131,7 @@ class ModelConfig(Config):
         self._types()
         for field in ("vocab_size", "n_ctx", "n_head", "d_model"):
             self._check(getattr(self, field) >= 1, field, "it must be at least 1")
+        self._check(self.vocab_size <= 1 << 31, "vocab_size", "it must be at most 2^31")
         self._check(self.n_layer >= 0, "n_layer", "it must be at least 0")
         self._check(self.d_head == AUTO or self.d_head >= 1, "d_head", "at least 1, or -1 for d_model / n_head")
         self._check(self.d_mlp >= AUTO, "d_mlp", "at least 0 (attention only), or -1 for the usual width")
@@ -265,11 +266,12 @@ class Sampling(Config):
 
     def __post_init__(self) -> None:
         self._types()
-        self._check(self.temperature >= 0, "temperature", "it must be at least 0")
+        self._check(0 <= self.temperature < 3.4e38, "temperature", "at least 0, and a float32")
         self._check(self.top_k >= 0, "top_k", "it must be at least 1, or 0 for all tokens")
         for field in ("top_p", "min_p"):
             self._check(0 <= getattr(self, field) <= 1, field, "a share from 0 to 1")
-        self._check(self.repetition_penalty > 0, "repetition_penalty", "it must be above 0; 1 turns it off")
+        possible = 1e-9 <= self.repetition_penalty <= 1e9
+        self._check(possible, "repetition_penalty", "it must be above 0, from 1e-9 to 1e9; 1 turns it off")
 
     @property
     def greedy(self) -> bool:

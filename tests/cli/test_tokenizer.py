@@ -52,7 +52,7 @@ def test_the_tokenizer_of_a_run_or_a_prepared_folder_is_found(mainstem, small_ru
         (["encode"], b"ab\xff", "standard input: byte 2 is not UTF-8"),
         (["decode"], b"1 x 2", "standard input: 'x' is not an id"),
         (["decode", "99999"], b"", "token id 99999 is outside the tokenizer's 0..256"),
-        (["decode"], b"-1", "token id -1 is outside"),
+        (["decode"], b"-1", "'-1' is not an id"),
     ],
 )
 def test_nonsense_is_placed(mainstem, text, argv, stdin, said):

@@ -61,7 +61,7 @@ def test_what_is_saved_need_not_be_typed(mainstem, small_run, line):
     run = shutil.copytree(small_run, "run")
     again = mainstem("train", run, *line.split(), "--json")
     assert again.code == 0
-    assert "this run has done its 12 steps; --extend N trains it to step N" in notes(again)
+    assert "this run has done its 12 steps; --extend --steps N trains it to step N" in notes(again)
 
 
 @pytest.mark.parametrize(

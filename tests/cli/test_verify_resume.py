@@ -42,7 +42,7 @@ def test_one_byte_is_a_difference(small_run, tmp_path, file):
     assert verify_resume.compare(a, b) == []
     if file.endswith("jsonl"):
         with open(b.path / file, "a") as rows:
-            rows.write('{"kind": "train"}\n')
+            rows.write('{"kind": "train", "step": 99}\n')
     else:
         flip(b.named("last") / file)
     assert verify_resume.compare(a, b) == [file]

@@ -12,7 +12,7 @@ from models import ROWS, UNCUT, Change, build, configs, error, few, small, token
 
 def silenced(model, ids, index):
     """Logits with both writes of one block put to zero."""
-    points = [f"blocks.{index}.attn_out", f"blocks.{index}.mlp_out"]
+    points = [f"blocks.{index}.attn_out", f"blocks.{index}.mlp_out"][: 2 if model.config.d_mlp else 1]
     return model(ids, tap=Change(dict.fromkeys(points, torch.zeros_like)))
 
 

@@ -100,7 +100,7 @@ def test_a_run_without_checkpoints_says_so(tmp_path):
 
 def test_a_run_is_known_by_its_settings(run):
     assert not run.exists()
-    run.write_settings({"model": {"n_layer": 1}})
+    run.write_settings({"model": {"n_layer": 1}, "train": {}})
     assert run.exists()
     assert run.settings()["format"] == "mainstem/1"
     assert model_config(run.path).n_layer == 1
@@ -179,7 +179,7 @@ def test_rows_come_back_and_a_torn_last_one_is_passed_over(tmp_path):
 def test_a_row_damaged_in_the_middle_is_named(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
-    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: not JSON"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: no row of ours"):
         read_rows(file)
 
 

@@ -271,7 +271,7 @@ def test_a_finished_run_says_so_and_changes_nothing(copied, small):
     run = copied()
     before = end(run)
     events = finish(training(run.path, small, keep=3, eval_every=4, vitals_every=4))
-    assert "has done its 12 steps; --extend N trains it to step N" in notices(events)
+    assert "has done its 12 steps; --extend --steps N trains it to step N" in notices(events)
     assert not any(isinstance(event, Step | Saved | Evaluated) for event in events)
     assert end(run) == before
 
@@ -348,6 +348,12 @@ def test_weights_alone_are_not_resumed(small, tmp_path):
     """C10."""
     run = RunFolder(tmp_path / "run")
     checkpoint.save(run.checkpoint_at(3), training(run.path, small).model, None)
+    with pytest.raises(RunError, match=r"checkpoints and no run\.json"):
+        finish(training(run.path, small))
+    finish(training(tmp_path / "other", small, steps=1))
+    shutil.copy(tmp_path / "other/run.json", run.run_json)
+    settings = run.settings()
+    run.write_settings({**settings, "train": {**settings["train"], "steps": 12}})
     with pytest.raises(RunError, match=r"no optimizer.*--init-from"):
         finish(training(run.path, small))
 
@@ -474,10 +480,31 @@ def test_a_run_that_goes_bad_stops_before_the_step(small, tmp_path):
     assert failure["kind"] == "failure"
     assert f"step {failure['step']} is not finite" in str(e.value)
     assert failure["where"] in str(e.value)
-    newest, passed_over = run.newest()
-    assert f"{newest} is sound" in str(e.value)
-    assert passed_over == []
-    assert all(torch.isfinite(tensor).all() for name in TENSORS for tensor in load_file(newest / name).values())
+    assert "no checkpoint is left" in str(e.value)  # the one of step 1 held the weights that did it
+    assert run.found() == []
+
+
+def test_the_last_sound_checkpoint_outlives_a_failure(small, tmp_path):
+    """It is named, finite, and what `last` names."""
+    made = training(tmp_path / "run", small, eval_every=0)
+    with pytest.raises(TrainingFailed, match=r"step 6 is not finite .*step-00000004 is the newest before it"):
+        for event in made.events():
+            if isinstance(event, Step) and event.step == 5:
+                with torch.no_grad():
+                    made.model.wpe.weight.fill_(float("inf"))
+    assert made.run.named("last") == made.run.checkpoint_at(4)
+    tensors = [tensor for name in TENSORS for tensor in load_file(made.run.checkpoint_at(4) / name).values()]
+    assert all(torch.isfinite(tensor).all() for tensor in tensors)
+
+
+def test_a_held_out_loss_that_is_not_finite_fails_the_run(small, tmp_path, monkeypatch):
+    """T12: the checkpoint of those weights goes, and the run is no success."""
+    real = loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", lambda *a, **k: replace(real(*a, **k), loss=float("nan")))
+    made = training(tmp_path / "run", small, steps=5)
+    with pytest.raises(TrainingFailed, match="step 5 is not finite .held-out loss nan.*step-00000004"):
+        finish(made)
+    assert [path.name for path in made.run.found()] == ["step-00000004"]
 
 
 @pytest.mark.parametrize(
@@ -495,7 +522,7 @@ def test_the_first_place_that_went_bad_is_named(small, tmp_path, name, where):
     with torch.no_grad():
         dict(made.model.named_parameters())[name].fill_(float("nan"))
         before[name].fill_(float("nan"))
-    with pytest.raises(TrainingFailed, match="no checkpoint was due yet"):
+    with pytest.raises(TrainingFailed, match="no checkpoint is left"):
         finish(made)
     found = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]["where"]
     assert found == where

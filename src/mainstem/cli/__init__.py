@@ -43,6 +43,12 @@ def _help() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, 1 the run failed, 2 the input is wrong, 130 and 143 signals."""
+    if argv is None and sys.getfilesystemencoding() != "utf-8":  # the C locale would garble names and prompts
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, "-m", "mainstem", *sys.argv[1:]])
+    for name in ("stdin", "stdout", "stderr"):  # closed by the caller
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 - lives on
     argv = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a console that cannot show a character must not end a run

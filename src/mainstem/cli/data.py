@@ -8,6 +8,7 @@ from mainstem.cli.parse import Flat, Positional, Reading, parse
 from mainstem.cli.prepare import prepare
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
+from mainstem.errors import DataError
 from mainstem.text.tokenizer import DEFAULT_VOCAB_SIZE
 
 
@@ -34,6 +35,8 @@ def main(argv: Sequence[str]) -> None:
     """Parse, prepare, print."""
     command = parse(Data, "data", argv)
     screen, out = Screen(command.json), Path(command.out)
+    if (out.parent / "run.json").is_file():
+        raise DataError(f"{out}: inside the run {out.parent}, which trains on it; choose another --out")
     with stoppable() as check:
         prepared = prepare(
             command.files,

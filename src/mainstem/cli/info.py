@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from mainstem import counts
 from mainstem.cli.parse import Positional, config_of, parse
@@ -23,9 +24,9 @@ class Info:
 
 def main(argv: Sequence[str]) -> None:
     """Parse, count, print."""
-    words = [word for word in argv if word != "--json"]
-    target = next((word for word in words[:1] if not word.startswith("-")), None)
-    if target is None and not {"-h", "--help"} & set(argv):
+    words = [word for word in argv if not word.startswith("-")]
+    target = next((word for word in words if word in PRESETS or Path(word).is_dir()), next(iter(words), None))
+    if not target and not {"-h", "--help"} & set(argv):
         raise UserError(f"info: name a preset or a RUN first; presets: {', '.join(PRESETS)}")
     config = config_of(target) if target else ModelConfig()
     command = parse(Info, "info", argv, Info(target or "tiny", model=config))

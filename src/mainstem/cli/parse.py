@@ -18,6 +18,8 @@ from mainstem.text.corpus import Source
 __all__ = ["Flat", "Positional", "Reading", "config_of", "parse"]
 
 Command = TypeVar("Command")
+_BOX = " │─╭╮╰╯|+"
+"""What tyro draws around its words."""
 
 
 def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any = None) -> Command:
@@ -30,8 +32,8 @@ def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any =
     except SystemExit as left:
         if not left.code:  # --help
             raise
-        _title, *lines = said.getvalue().splitlines()  # a box with rules of dashes
-        raise UserError("\n".join(line.rstrip()[2:] for line in lines if line.strip(" -"))) from None
+        lines = (line.strip(_BOX) for line in said.getvalue().splitlines()[1:])  # the first is the box's title
+        raise UserError("\n".join(line for line in lines if line.strip("-"))) from None
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ class Bar:
         self._console, self._what, self._total = console, what, total
         self._shown = time.monotonic()
         self._first: tuple[int, float] | None = None  # how far it was, and when: a resumed run does not begin at 0
+        self._said = (-1, "")
         self._progress: Progress | None = None
         if console.is_terminal:
             self._progress = Progress(
@@ -111,8 +112,8 @@ class Bar:
         first, self._first = self._first, self._first or (done, time.monotonic())
         if self._progress is not None:
             self._progress.update(self._task, completed=done, total=self._total, note=note)
-        elif time.monotonic() - self._shown >= PLAIN_EVERY or done == self._total:
-            self._shown = time.monotonic()
+        elif time.monotonic() - self._shown >= PLAIN_EVERY or (done == self._total and (done, note) != self._said):
+            self._shown, self._said = time.monotonic(), (done, note)
             left = "" if first is None or done <= first[0] else _left(first, done, self._total)
             print(f"{self._what} {done:,}/{self._total:,}{left}  {note}".rstrip(), file=sys.stderr, flush=True)
 

@@ -80,9 +80,14 @@ def _train(command: Train, screen: Screen) -> None:
     from mainstem.text.encode import train
 
     source, size = command.reading.source(command.files), command.vocab_size if command.kind == "bpe" else None
+    out = Path(command.out)
+    if out.exists():
+        tokenizers.load(out)  # raises for what is no tokenizer, and so not ours to replace
     with stoppable() as check:
         tokenizer, trained_on, sampled = train(source, command.kind, size, None, check)
-    tokenizer.save(Path(command.out))
+    if not trained_on and command.kind != "byte":
+        raise DataError(f"{', '.join(command.files)}: no text in it, so nothing to learn; give another file")
+    tokenizer.save(out)
     screen.say(f"{command.out}: {tokenizer.kind} of {tokenizer.vocab_size:,}, from {trained_on:,} bytes")
     if sampled:
         screen.note("those bytes are a sample, spread evenly over the text")
@@ -118,7 +123,7 @@ def _decode(command: Decode, screen: Screen) -> None:
 
 
 def _stdin_ids() -> Iterator[int]:
-    for word in sys.stdin.read().split():
-        if not word.lstrip("-").isdigit():
+    for word in sys.stdin.buffer.read().decode("utf-8", "replace").split():
+        if not (word.isascii() and word.isdigit() and len(word) < 20):
             raise UserError(f"standard input: {word!r} is not an id; ids are whole numbers between spaces")
         yield int(word)

@@ -59,6 +59,8 @@ class Train:
         """Where the run lives."""
         if self.run and self.out and Path(self.run) != Path(self.out):
             raise ConfigError(f"--out: {self.out!r} and RUN {self.run!r} are two folders; give one of them")
+        if "" in (self.run, self.out):
+            raise ConfigError("the run folder's name is empty; give one, or leave it out for runs/PRESET")
         return RunFolder(self.run or self.out or f"runs/{self.preset}")
 
     def asked(self) -> dict[str, Any]:
@@ -103,17 +105,21 @@ def resumable(argv: Sequence[str]) -> Train:
         steps = max(1, math.ceil(command.tokens / per_step))
         command = dataclasses.replace(command, train=command.train.replace(steps=steps))
     if command.folder.exists():
-        refuse_changes(command.folder.path, _flat(default.asked()), _flat(command.asked()), command.extend)
+        saved = _flat(default.asked())
+        if _is_prepared(command.data):  # wherever it stands now: its hashes decide
+            del saved["data"]
+        refuse_changes(command.folder.path, saved, _flat(command.asked()), command.extend)
     return command
 
 
 def _typed(argv: Sequence[str], flag: str) -> str | None:
+    typed = None
     for i, word in enumerate(argv):
         if word == flag and i + 1 < len(argv):
-            return argv[i + 1]
+            typed = argv[i + 1]
         if word.startswith(flag + "="):
-            return word.partition("=")[2]
-    return None
+            typed = word.partition("=")[2]
+    return typed  # the last one counts, as for every flag
 
 
 def _default(folder: RunFolder, named: str | None) -> Train:
@@ -128,6 +134,10 @@ def _default(folder: RunFolder, named: str | None) -> Train:
         return Train(**asked | {"data": tuple(asked["data"]), "val": tuple(asked["val"])})
     start = preset(named or DEFAULT_PRESET)
     return Train(preset=start.name, data=(start.data,), train=start.train, model=start.model)
+
+
+def _is_prepared(data: Sequence[str]) -> bool:
+    return len(data) == 1 and (Path(data[0]) / tokens.PASSPORT).is_file()
 
 
 def _flat(value: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +196,7 @@ def _run(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], 
 
 def prepared(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], None]) -> tokens.Prepared:
     """The token files that the command means: a prepared folder, or the run's own, made from text if need be."""
-    if len(command.data) == 1 and (Path(command.data[0]) / tokens.PASSPORT).is_file():
+    if _is_prepared(command.data):
         data, given = tokens.load(Path(command.data[0]), verify=True), given_tokenizer(command.tokenizer)
         another_kind = given is None and command.tokenizer not in (Train.tokenizer, data.tokenizer.kind)
         if another_kind or (given is not None and given.hash != data.tokenizer.hash):
@@ -195,11 +205,12 @@ def prepared(command: Train, folder: RunFolder, screen: Screen, check: Callable[
             raise DataError(f"{command.data[0]}: prepared already; give --val and how to read to `mainstem data`")
         return data
     if folder.exists() and folder.data.is_dir():
-        data, names = tokens.load(folder.data, verify=True), ", ".join(command.data)
-        if gone := [name for name in command.data if name not in (*BUNDLED, STDIN) and not Path(name).exists()]:
+        data, names = tokens.load(folder.data, verify=True), command.data + command.val
+        if gone := [name for name in names if name not in (*BUNDLED, STDIN) and not Path(name).exists()]:
             screen.note(f"{', '.join(gone)}: no longer there; the run goes on with the tokens that it made of it")
-        elif command.reading.source(command.data).fingerprints() != data.passport["sources"]:
-            raise DataError(f"{names}: changed since {folder.path} was started; choose another folder for it")
+        elif _fingerprints(command) != [data.passport["sources"], *_sources(data.passport["validation"])]:
+            changed = f"{', '.join(names)}: changed since {folder.path} was started"
+            raise DataError(f"{changed}; choose another folder for it")
         return data
     return prepare(
         command.data,
@@ -211,6 +222,15 @@ def prepared(command: Train, folder: RunFolder, screen: Screen, check: Callable[
         screen=screen,
         check=check,
     )
+
+
+def _fingerprints(command: Train) -> list[Any]:
+    """What the texts to train on, and to validate on if there are any, are now."""
+    return [command.reading.source(files).fingerprints() for files in (command.data, command.val) if files]
+
+
+def _sources(validation: dict[str, Any] | None) -> list[Any]:
+    return [] if validation is None else [validation["sources"]]
 
 
 def _headline(command: Train, model: ModelConfig, data: tokens.Prepared, screen: Screen) -> None:
@@ -236,10 +256,10 @@ def _sample(model: Any, tokenizer: Tokenizer) -> str:
 def summary(folder: RunFolder, notes: list[str]) -> dict[str, Any]:
     """The end of a run, from its own files."""
     rows = read_rows(folder.metrics)
-    steps = [row for row in rows if row["kind"] == "train"]
-    evaluations = [row for row in rows if row["kind"] == "eval"]
+    steps = [row for row in rows if row.get("kind") == "train"]
+    evaluations = [row for row in rows if row.get("kind") == "eval"]
     last = evaluations[-1] if evaluations else {}
-    best = min(evaluations, key=lambda row: row["loss"], default={})
+    best = min((row for row in evaluations if row["loss"] is not None), key=lambda row: row["loss"], default={})
     return {
         "run": str(folder.path),
         "steps": steps[-1]["step"] if steps else 0,

@@ -15,7 +15,7 @@ from mainstem.cli.parse import Reading, parse
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
 from mainstem.config import preset
-from mainstem.errors import TrainingFailed
+from mainstem.errors import ConfigError, TrainingFailed
 from mainstem.text import tokens
 from mainstem.training.folder import RunFolder, read_rows, step_of
 
@@ -64,6 +64,11 @@ def main(argv: Sequence[str]) -> None:
 def verify(command: VerifyResume, where: Path, screen: Screen, check: Callable[[], None]) -> dict:
     """Train once undisturbed and once under fire, and compare. The text is prepared first: shots are for training."""
     start = preset(command.preset)
+    for name in ("kills", "terms"):
+        if getattr(command, name) < 0:
+            raise ConfigError(f"{name}: {getattr(command, name)} is not possible; it must be at least 0")
+    start.train.replace(steps=command.steps, save_every=command.save_every, seed=command.seed)
+    start.model.replace(dropout=command.dropout)
     source = Reading().source(command.data or (start.data,))
     tokens.prepare(source, where / "data", vocab_size=start.model.vocab_size, should_stop=check)
     line = [

@@ -12,7 +12,7 @@ from mainstem.model.attention import CacheSlot, View, rotation
 from mainstem.model.block import Block
 from mainstem.model.init import Initialiser
 from mainstem.model.norms import Empty, make_norm
-from mainstem.model.tap import Scope, Tap, touch
+from mainstem.model.tap import Scope, Tap, check_points, touch
 
 
 class Cache(Protocol):
@@ -86,6 +86,10 @@ class GPT(nn.Module):
         """
         if tap is not None and not tap.points:
             tap = None  # one that asks for nothing costs nothing
+        if tap is not None and len(self.blocks) == self.config.n_layer:  # not of a cut model, whose blocks moved
+            check_points(tap.points, self.config)
+        if ids.ndim != 2 or ids.is_floating_point():
+            raise ConfigError(f"ids of shape {tuple(ids.shape)} and {ids.dtype}; give whole numbers of shape (B, T)")
         T, before = ids.shape[1], cache.length if cache is not None else 0
         if before + T > self.config.n_ctx:
             raise ConfigError(f"{before + T} positions do not fit n_ctx {self.config.n_ctx}; shorten the input")

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from mainstem import residuals
 from mainstem.config import ModelConfig
+from mainstem.errors import ConfigError, nearest
 
 
 class Tap(Protocol):
@@ -72,8 +73,8 @@ class Recorder:
 
     writes: Collection[str] = ()
 
-    def __init__(self, points: Iterable[str]):
-        self.points = frozenset(points)
+    def __init__(self, points: str | Iterable[str]):
+        self.points = frozenset([points] if isinstance(points, str) else points)
         self.values: dict[str, Tensor] = {}
 
     def __call__(self, point: str, tensor: Tensor) -> Tensor:
@@ -106,3 +107,10 @@ def all_points(config: ModelConfig) -> list[str]:
     blocks = [f"blocks.{i}.{point}" for i in range(config.n_layer) for point in block_points(config, i)]
     final = ["ln_f.mean", "ln_f.scale"] if residuals.row(config.residual).ln_f else []
     return ["embed", *positions, *blocks, "resid_final", *final]
+
+
+def check_points(points: Iterable[str], config: ModelConfig) -> None:
+    """Raise ConfigError for a point that a model of this config does not have, with the nearest one that it has."""
+    valid = all_points(config)
+    for point in sorted(set(points).difference(valid)):
+        raise ConfigError(f"point: {point!r} is not in this model; {nearest(point, valid)}")

@@ -6,6 +6,7 @@ mark at a file's start is taken off and counted, and whatever is skipped is coun
 
 import bz2
 import codecs
+import contextlib
 import hashlib
 import json
 import re
@@ -99,6 +100,8 @@ class Source:
     """The field of a JSONL record that holds the text."""
 
     def __post_init__(self):
+        if isinstance(self.paths, (str, Path)):
+            object.__setattr__(self, "paths", (self.paths,))
         if not self.paths:
             raise DataError("no text was given: name a file, - for standard input, or a bundled text")
         try:
@@ -219,19 +222,27 @@ class Source:
 
     def _open(self, path: Path | str) -> IO[bytes]:
         if path == STDIN:
-            return open(self._spooled_stdin, "rb")
+            return open(self._spooled(STDIN), "rb")
         if path in BUNDLED:
             return bz2.open(BUNDLED[path].path)
+        if Path(path).is_fifo():
+            return open(self._spooled(path), "rb")
         return open(path, "rb")
 
+    def _spooled(self, path: Path | str) -> str:
+        """What can be read only once, copied to a file that lives as long as this source."""
+        if path not in self._spools:
+            spool = tempfile.NamedTemporaryFile(prefix="mainstem-input-")  # noqa: SIM115 - closed by the finalizer
+            weakref.finalize(self, spool.close)
+            with contextlib.nullcontext(sys.stdin.buffer) if path == STDIN else open(path, "rb") as once:
+                shutil.copyfileobj(once, spool, BLOCK_BYTES)
+            spool.flush()
+            self._spools[path] = spool.name
+        return self._spools[path]
+
     @cached_property
-    def _spooled_stdin(self) -> str:
-        """Standard input, which can be read only once, copied to a file that lives as long as this source."""
-        spool = tempfile.NamedTemporaryFile(prefix="mainstem-stdin-")  # noqa: SIM115 - closed by the finalizer
-        weakref.finalize(self, spool.close)
-        shutil.copyfileobj(sys.stdin.buffer, spool, BLOCK_BYTES)
-        spool.flush()
-        return spool.name
+    def _spools(self) -> dict[Path | str, str]:
+        return {}
 
 
 def _newlines(blocks: Iterable[str], newlines: str, counts: Counts) -> Iterator[str]:

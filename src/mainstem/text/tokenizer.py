@@ -176,6 +176,8 @@ def train(kind: str, texts: Iterable[str], vocab_size: int | None = None) -> Tok
     if kind != "bpe":
         raise DataError(f"no tokenizer of kind {kind!r}: {nearest(kind, KINDS)}")
     vocab_size = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
+    if vocab_size > 1 << 24:
+        raise DataError(f"vocab_size {vocab_size:,}: no text fills more than {1 << 24:,} pieces; lower it")
     if vocab_size < 257:
         raise DataError(f"vocab_size {vocab_size}: a byte-level BPE needs at least 257 (256 bytes, end of text)")
     inner = tokenizers.Tokenizer(models.BPE())

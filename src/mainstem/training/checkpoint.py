@@ -118,6 +118,8 @@ def resume(checkpoint: Path, model: GPT, optimizer: Optimizer) -> dict[str, Any]
             f"start a new run from it with --init-from {checkpoint}"
         )
     state = durable.read_json(checkpoint / STATE)
+    if not isinstance(state, dict) or state.get("step") != folder.step_of(checkpoint):
+        raise RunError(f"{checkpoint / STATE}: its step is not the folder's; take another checkpoint")
     load_weights(model, checkpoint / MODEL)
     optimizer.load_tensors(read_tensors(checkpoint / OPTIM), state["step"])
     return state

@@ -80,7 +80,7 @@ def _disk(need: int, folder: Path) -> Finding:
 def after(run: RunFolder) -> list[Finding]:
     """What a run's own files tell: checkpoints, the last rows, a failure, over-fitting, a stream that went bad."""
     rows = read_rows(run.metrics)
-    steps, failures, evaluations = ([r for r in rows if r["kind"] == kind] for kind in ("train", "failure", "eval"))
+    steps, failures, evaluations = ([r for r in rows if r.get("kind") == kind] for kind in ("train", "failure", "eval"))
     found = _checkpoints(run)
     if steps:
         found += _progress(steps, run.settings()["train"]["steps"])

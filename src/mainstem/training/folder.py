@@ -50,7 +50,7 @@ class RunFolder:
     def settings(self) -> dict[str, Any]:
         """What `run.json` says."""
         settings = durable.read_json(self.run_json)
-        if not isinstance(settings, dict) or settings.get("format") != FORMAT:
+        if not _is_ours(settings, "model", "train"):
             raise RunError(f"{self.run_json}: not a {FORMAT} run; it was written by another program or version")
         return settings
 
@@ -95,7 +95,7 @@ class RunFolder:
         """Every checkpoint folder by step, sound or not."""
         if not self.checkpoints.is_dir():
             return []
-        return sorted((p for p in self.checkpoints.iterdir() if _STEP.match(p.name)), key=step_of)
+        return sorted((p for p in self.checkpoints.iterdir() if _STEP.match(p.name) and p.is_dir()), key=step_of)
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest checkpoint that verifies, and what is wrong with each that was passed over."""
@@ -156,13 +156,17 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file of ours; a last line that a kill left unfinished is passed over."""
     if not file.is_file():
         return []
-    rows, lines = [], file.read_bytes().splitlines()
+    rows: list[dict[str, Any]] = []
+    lines = file.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+            if not isinstance(row["step"], int):
+                raise ValueError
+            rows.append(row)
+        except (ValueError, KeyError, TypeError, RecursionError):
             if number < len(lines):
-                raise RunError(f"{file}, line {number}: not JSON; restore the file or remove the line") from None
+                raise RunError(f"{file}, line {number}: no row of ours; restore the file or remove the line") from None
     return rows
 
 
@@ -227,9 +231,14 @@ def model_config(path: Path | str) -> ModelConfig:
 def checkpoint_settings(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint's `config.json` says: `model` and `train`."""
     settings = durable.read_json(checkpoint / "config.json")
-    if not isinstance(settings, dict) or settings.get("format") != FORMAT:
+    if not _is_ours(settings, "model"):
         raise RunError(f"{checkpoint / 'config.json'}: not {FORMAT}; it was written by another program or version")
     return settings
+
+
+def _is_ours(settings: Any, *parts: str) -> bool:
+    ours = isinstance(settings, dict) and settings.get("format") == FORMAT
+    return ours and all(isinstance(settings.get(part), dict) for part in parts)
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -17,13 +17,14 @@ import torch
 
 from mainstem import counts, durable
 from mainstem.config import ModelConfig, TrainConfig
-from mainstem.errors import Interrupted, RunError, TrainingFailed
+from mainstem.errors import ConfigError, Interrupted, RunError, TrainingFailed
 from mainstem.model.gpt import GPT
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import Prepared, Windows, bytes_per_token
 from mainstem.training import checkpoint, compiled, folder, schedule
 from mainstem.training.device import Device
+from mainstem.training.doctor import free_memory
 from mainstem.training.evaluate import evaluate, loss_sum
 from mainstem.training.events import Evaluated, Evaluating, Event, Notice, Observed, Sampled, Saved, Step
 from mainstem.training.folder import RunFolder, append_row, cut_rows, refuse_changes
@@ -65,6 +66,7 @@ class Training:
     """The step of the last evaluation."""
 
     def __post_init__(self) -> None:
+        self._require_memory()
         config, n_ctx, vocab_size = self.config, self.model_config.n_ctx, self.model_config.vocab_size
         self.device = Device.choose(config.device)
         self.windows = Windows(self.data.train, n_ctx, config.seed, vocab_size, str(self.data.path))
@@ -92,6 +94,7 @@ class Training:
         newest, passed_over = self.run.newest()
         for fault in passed_over:
             yield Notice(f"passed over {fault}")
+        yield from self._keep_settings(newest)
         if newest is None and self.init_from is not None:
             self._take_weights(folder.resolve(self.init_from))
         if newest is not None:
@@ -99,10 +102,9 @@ class Training:
             yield Notice(f"resumed at step {self.done:,} of {config.steps:,} from {newest}")
         elif passed_over:
             yield Notice("no checkpoint was sound; started again from step 0")
-        yield from self._keep_settings()
         self._cut_rows()
         if self.done >= config.steps:
-            yield Notice(f"this run has done its {config.steps:,} steps; --extend N trains it to step N")
+            yield Notice(f"this run has done its {config.steps:,} steps; --extend --steps N trains it to step N")
             return
         self._require_room()
         if config.compile:
@@ -142,7 +144,7 @@ class Training:
         norm = torch.nn.utils.get_total_norm(grads)
         loss, grad_norm = total.item() / y.numel(), norm.item()
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            self._fail(loss, grad_norm, x)
+            self._fail(self.done + 1, f"loss {loss:g}, gradient norm {grad_norm:g}", self._first_bad(x))
         if config.clip:
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), config.clip, norm)
         rate = schedule.rate(self.done, config)
@@ -201,6 +203,8 @@ class Training:
             device=self.device,
             should_stop=self.should_stop,
         )
+        if not math.isfinite(result.loss):
+            self._fail(self.done, f"held-out loss {result.loss:g}", "the held-out text")
         seconds, self.evaluated = time.perf_counter() - start, self.done
         is_best = result.loss < self.best
         row = {"kind": "eval", "step": self.done, "loss": result.loss, "bits_per_byte": result.bits_per_byte}
@@ -213,11 +217,11 @@ class Training:
 
     def _cut_rows(self) -> None:
         """Drop what is past the step that training starts at, and recall the best evaluation that is left."""
-        rows = cut_rows(self.run.metrics, lambda row: row["kind"] != "failure" and row["step"] <= self.done)
+        rows = cut_rows(self.run.metrics, lambda row: row.get("kind") != "failure" and row["step"] <= self.done)
         cut_rows(self.run.vitals, lambda row: row["step"] < self.done)
-        evaluations = [row for row in rows if row["kind"] == "eval"]
+        evaluations = [row for row in rows if row.get("kind") == "eval"]
         self.evaluated = max((row["step"] for row in evaluations), default=-1)
-        best = min(evaluations, key=lambda row: row["loss"], default=None)
+        best = min((row for row in evaluations if row["loss"] is not None), key=lambda row: row["loss"], default=None)
         if best is None or not self.run.checkpoint_at(best["step"]).is_dir():
             self.run.unname("best")
         else:
@@ -225,19 +229,21 @@ class Training:
             facts = {key: best[key] for key in ("kind", "step", "loss", "bits_per_byte")}
             self.run.name("best", self.run.checkpoint_at(best["step"]), **facts)
 
-    def _keep_settings(self) -> Iterator[Event]:
+    def _keep_settings(self, newest: Path | None) -> Iterator[Event]:
         """Write `run.json`; refuse other data than it names, and say when bytes may differ from one run's."""
         data = {name: said["sha256"] for name, said in self.data.passport["files"].items()}
         device, threads = str(self.device.device), torch.get_num_threads()
         made_with = {"torch": str(torch.__version__), "threads": threads, "device": device}
         configs = {"model": self.model.config.to_dict(), "train": self.config.to_dict()}
+        if not self.run.exists() and self.run.found():
+            raise RunError(f"{self.run.path}: checkpoints and no run.json; restore that, or choose another folder")
         if self.run.exists():
             saved = self.run.settings()
             for kind, now in configs.items():
                 refuse_changes(self.run.path, saved[kind], now, self.extend)
-            if self.extend and self.config.steps < self.done:
-                steps = f"{self.done:,} steps are done, more than --steps {self.config.steps:,}"
-                raise RunError(f"{self.run.path}: {steps}; give a later one")
+            if self.extend and newest is not None and self.config.steps < folder.step_of(newest):
+                done = folder.step_of(newest)
+                raise RunError(f"{self.run.path}: {done:,} steps are done, more than --steps {self.config.steps:,}")
             for name, sha256 in saved.get("data", data).items():
                 if data.get(name) != sha256:
                     raise RunError(
@@ -248,6 +254,16 @@ class Training:
             if before != made_with:
                 yield Notice(f"begun with {before}, resumed with {made_with}: the bytes may differ from one run's")
         self.run.write_settings({**configs, "data": data, "made_with": made_with, **self.settings})
+
+    def _require_memory(self) -> None:
+        """Refuse to build what cannot be trained here. Raises ConfigError with both numbers."""
+        free = free_memory() if self.config.device in ("auto", "cpu") and not torch.cuda.is_available() else None
+        need = counts.memory(self.model_config, self.config.windows_at_once, self.config.optimizer)["training"]
+        if free is not None and need > 1.5 * free:  # activations are estimated from above
+            raise ConfigError(
+                f"this model and batch need about {need / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; "
+                "lower --micro-batch, --batch-size or --model.d-model"
+            )
 
     def _require_room(self) -> None:
         """Refuse to start what cannot be saved. Raises TrainingFailed with both numbers."""
@@ -263,24 +279,28 @@ class Training:
         muon = f" and --muon-lr (it is {self.config.muon_lr:g})" if self.config.optimizer == "muon" else ""
         return f"lower --lr (it is {self.config.lr:g}){muon} or lengthen --warmup,"
 
-    def _fail(self, loss: float, grad_norm: float, x: torch.Tensor) -> None:
-        """Name the step and the first layer that went bad; the weights have not moved and nothing is saved."""
-        where = first_non_finite(self.model, x, self.device, self.config.windows_at_once) or next(
-            (
-                f"the gradient of {name}"
-                for name, p in reversed(list(self.model.named_parameters()))
-                if p.grad is not None and not torch.isfinite(p.grad).all()
-            ),
-            "the loss",
-        )
-        step = self.done + 1
-        append_row(self.run.metrics, {"kind": "failure", "step": step, "where": where, "lr": self.config.lr})
+    def _first_bad(self, x: torch.Tensor) -> str:
+        """The first layer that went bad on this batch: of the stream, else of the gradients."""
+        point = first_non_finite(self.model, x, self.device, self.config.windows_at_once)
+        parameters = reversed(list(self.model.named_parameters()))
+        bad = (name for name, p in parameters if p.grad is not None and not torch.isfinite(p.grad).all())
+        return point or next((f"the gradient of {name}" for name in bad), "the loss")
+
+    def _fail(self, step: int, what: str, where: str) -> None:
+        """Name the step and the first layer that went bad. A checkpoint of the weights that did it is not kept."""
+        bad = self.run.checkpoint_at(self.done)
+        if bad.is_dir():
+            shutil.rmtree(bad)
         newest, _ = self.run.newest()
-        sound = f"{newest} is sound" if newest else "no checkpoint was due yet"
-        what = f"loss {loss:g}, gradient norm {grad_norm:g}"
+        if newest is None:
+            self.run.unname("last")
+        else:
+            self.run.name("last", newest, step=folder.step_of(newest))
+        append_row(self.run.metrics, {"kind": "failure", "step": step, "where": where, "lr": self.config.lr})
+        left = f"{newest} is the newest before it" if newest else "no checkpoint is left"
         raise TrainingFailed(
             f"{self.run.path}: step {step:,} is not finite ({what}), first at {where}; nothing of it was kept and "
-            f"{sound}; {self._rates()} in a new folder"
+            f"{left}; {self._rates()} in a new folder"
         )
 
 
