@@ -96,6 +96,43 @@ def test_what_a_prepared_folder_has_settled_is_not_asked_again(mainstem, shape, 
     check(mainstem("train", "new", *shape, "--data", "d", *flags), 2, "d: ")
 
 
+def test_a_run_that_lost_its_settings_keeps_its_data(mainstem, shape, small_run, text):
+    """Refused before anything is written; nor does a run begin inside another."""
+    shutil.copytree(small_run, "run")
+    Path("run/run.json").unlink()
+    Path("other.txt").write_text("another text\n" * 200)
+    before = Path("run/data/tokens.bin").read_bytes()
+    line = ["train", "run", *shape]
+    line[line.index("--data") + 1] = "other.txt"
+    check(mainstem(*line), 2, "run: checkpoints and no run.json")
+    assert Path("run/data/tokens.bin").read_bytes() == before
+    check(mainstem("train", "run/checkpoints", *shape), 2, "a place inside a run folder")
+
+
+def test_a_validation_text_that_changed_is_refused(mainstem, shape, text):
+    """D23, for --val as for --data."""
+    shutil.copy(text, "val.txt")
+    line = ["train", "run", *shape, "--val", "val.txt"]
+    assert mainstem(*line).code == 0
+    assert mainstem(*line).code == 0
+    with open("val.txt", "a") as file:
+        file.write("one more line\n")
+    check(mainstem(*line), 2, "val.txt: changed since run was started")
+
+
+def test_a_prepared_folder_that_moved_is_the_same_text(mainstem, shape, text):
+    """Its hashes decide, not its name; another text under its name is refused."""
+    mainstem("data", text, "--out", "d", "--vocab-size", "300")
+    line = ["train", "run", *shape, "--data", "d"]
+    assert mainstem(*line).code == 0
+    Path("d").rename("e")
+    line[-1] = "e"
+    assert mainstem(*line).code == 0
+    Path("other.txt").write_text("another text\n" * 200)
+    mainstem("data", "other.txt", "--out", "e", "--vocab-size", "300")
+    check(mainstem(*line), 2, "tokens.bin: not what run was started with")
+
+
 def test_a_run_of_the_library_is_resumed_by_the_library(mainstem, trained):
     shutil.copytree(trained.path, "run")
     check(mainstem("train", "run"), 2, "run: made by the library", "mainstem.Training")

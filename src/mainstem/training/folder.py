@@ -62,11 +62,16 @@ class RunFolder:
     def locked(self) -> Iterator["RunFolder"]:
         """Hold the run for writing; who holds it already through this object may do so again.
 
-        Raises RunError with the pid of another process that holds it, and if the folder cannot be made.
+        Raises RunError with the pid of another process that holds it, and where no run can be: in a folder that cannot
+        be made, that stands inside another run, or that has lost its settings.
         """
         if self._held:
             yield self
             return
+        if self.found() and not self.exists():
+            raise RunError(f"{self.path}: checkpoints and no run.json; restore that, or choose another folder")
+        if self.path.name == "checkpoints" or _STEP.match(self.path.name):
+            raise RunError(f"{self.path}: a place inside a run folder; name the run folder itself, or another")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -235,21 +235,19 @@ class Training:
         device, threads = str(self.device.device), torch.get_num_threads()
         made_with = {"torch": str(torch.__version__), "threads": threads, "device": device}
         configs = {"model": self.model.config.to_dict(), "train": self.config.to_dict()}
-        if not self.run.exists() and self.run.found():
-            raise RunError(f"{self.run.path}: checkpoints and no run.json; restore that, or choose another folder")
         if self.run.exists():
             saved = self.run.settings()
-            for kind, now in configs.items():
-                refuse_changes(self.run.path, saved[kind], now, self.extend)
-            if self.extend and newest is not None and self.config.steps < folder.step_of(newest):
-                done = folder.step_of(newest)
-                raise RunError(f"{self.run.path}: {done:,} steps are done, more than --steps {self.config.steps:,}")
             for name, sha256 in saved.get("data", data).items():
                 if data.get(name) != sha256:
                     raise RunError(
                         f"{self.data.path / name}: not what {self.run.path} was started with (its sha256 differs); "
                         "give the same data, or choose another folder"
                     )
+            for kind, now in configs.items():
+                refuse_changes(self.run.path, saved[kind], now, self.extend)
+            if self.extend and newest is not None and self.config.steps < folder.step_of(newest):
+                done = folder.step_of(newest)
+                raise RunError(f"{self.run.path}: {done:,} steps are done, more than --steps {self.config.steps:,}")
             before = saved.get("made_with", made_with)
             if before != made_with:
                 yield Notice(f"begun with {before}, resumed with {made_with}: the bytes may differ from one run's")
