@@ -315,7 +315,17 @@ PRESETS: dict[str, Preset] = {
                 tie_embeddings=False,
                 lm_head_bias=True,
             ),
-            TrainConfig(steps=500, batch_size=16, lr=2e-3, warmup=50, eval_every=100, save_every=100),
+            TrainConfig(
+                steps=240,
+                batch_size=16,
+                optimizer="muon",
+                lr=8e-3,
+                schedule="linear",
+                min_lr=0.0,
+                warmup=20,
+                eval_every=30,
+                save_every=30,
+            ),
             data="constitution-ko",
         ),
         Preset(
