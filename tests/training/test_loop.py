@@ -497,6 +497,27 @@ def test_the_last_sound_checkpoint_outlives_a_failure(small, tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in tensors)
 
 
+@pytest.mark.parametrize(("loss", "eval_every", "kept"), [("nan", 0, False), ("nan", 4, True), ("fine", 0, True)])
+def test_a_failure_takes_no_sound_checkpoint_with_it(small, tmp_path, monkeypatch, loss, eval_every, kept):
+    """Of the weights at step 4: gone if they gave the NaN; kept if they were evaluated, or their gradient alone is bad."""
+    made = training(tmp_path / "run", small, eval_every=eval_every, save_every=4)
+    real = loop.loss_sum
+
+    def bad(model, x, y):
+        total = real(model, x, y)
+        return total * float("nan") if loss == "nan" else total + 0 * (model.wte.weight.sum() * 0).sqrt()
+
+    events = made.events()
+    for event in events:
+        if isinstance(event, Evaluated if eval_every else Saved):
+            break
+    monkeypatch.setattr(loop, "loss_sum", bad)
+    with pytest.raises(TrainingFailed, match="step 5 is not finite"):
+        list(events)
+    assert made.run.checkpoint_at(4).is_dir() == kept
+    assert made.run.named("last") == (made.run.checkpoint_at(4) if kept else None)
+
+
 def test_a_held_out_loss_that_is_not_finite_fails_the_run(small, tmp_path, monkeypatch):
     """T12: the checkpoint of those weights goes, and the run is no success."""
     real = loop.evaluate

@@ -144,7 +144,9 @@ class Training:
         norm = torch.nn.utils.get_total_norm(grads)
         loss, grad_norm = total.item() / y.numel(), norm.item()
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            self._fail(self.done + 1, f"loss {loss:g}, gradient norm {grad_norm:g}", self._first_bad(x))
+            what = f"loss {loss:g}, gradient norm {grad_norm:g}"
+            bad_weights = not math.isfinite(loss) and self.evaluated != self.done
+            self._fail(self.done + 1, what, self._first_bad(x), bad_weights)
         if config.clip:
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), config.clip, norm)
         rate = schedule.rate(self.done, config)
@@ -204,7 +206,7 @@ class Training:
             should_stop=self.should_stop,
         )
         if not math.isfinite(result.loss):
-            self._fail(self.done, f"held-out loss {result.loss:g}", "the held-out text")
+            self._fail(self.done, f"held-out loss {result.loss:g}", "the held-out text", bad_weights=True)
         seconds, self.evaluated = time.perf_counter() - start, self.done
         is_best = result.loss < self.best
         row = {"kind": "eval", "step": self.done, "loss": result.loss, "bits_per_byte": result.bits_per_byte}
@@ -284,11 +286,14 @@ class Training:
         bad = (name for name, p in parameters if p.grad is not None and not torch.isfinite(p.grad).all())
         return point or next((f"the gradient of {name}" for name in bad), "the loss")
 
-    def _fail(self, step: int, what: str, where: str) -> None:
-        """Name the step and the first layer that went bad. A checkpoint of the weights that did it is not kept."""
-        bad = self.run.checkpoint_at(self.done)
-        if bad.is_dir():
-            shutil.rmtree(bad)
+    def _fail(self, step: int, what: str, where: str, bad_weights: bool) -> None:
+        """Name the step and the first layer that went bad.
+
+        With `bad_weights` the weights as they are did it, so their checkpoint goes; one that was evaluated, or whose
+        gradient alone is bad, stays.
+        """
+        if bad_weights and self.run.checkpoint_at(self.done).is_dir():
+            shutil.rmtree(self.run.checkpoint_at(self.done))
         newest, _ = self.run.newest()
         if newest is None:
             self.run.unname("last")
