@@ -499,7 +499,7 @@ def test_the_last_sound_checkpoint_outlives_a_failure(small, tmp_path):
 
 @pytest.mark.parametrize(("loss", "eval_every", "kept"), [("nan", 0, False), ("nan", 4, True), ("fine", 0, True)])
 def test_a_failure_takes_no_sound_checkpoint_with_it(small, tmp_path, monkeypatch, loss, eval_every, kept):
-    """Of the weights at step 4: gone if they gave the NaN; kept if they were evaluated, or their gradient alone is bad."""
+    """Of the weights at step 4: gone if they gave the NaN; kept if evaluated, or if their gradient alone is bad."""
     made = training(tmp_path / "run", small, eval_every=eval_every, save_every=4)
     real = loop.loss_sum
 
