@@ -13,6 +13,7 @@ from mainstem.generation.cache import KVCache
 from mainstem.generation.sampling import choose, row_generator
 from mainstem.generation.text import Decoder, Utf8Guard, utf8_state
 from mainstem.model.gpt import GPT
+from mainstem.model.mode import evaluating
 from mainstem.model.tap import Tap
 
 if TYPE_CHECKING:
@@ -145,9 +146,7 @@ def stream(
 
     def steps() -> Iterator[Chunk]:
         live, reader = rows, _Reader(model, use_cache, tap, max_new_tokens)
-        training = [module for module in model.modules() if module.training]
-        model.eval()
-        try:
+        with evaluating(model):
             while live:
                 should_stop()
                 with torch.inference_mode():  # never around a yield: it would leak into the caller
@@ -163,9 +162,6 @@ def stream(
                 for row, i in zip(live, chosen, strict=True):
                     yield take(row, i)
                 live = [row for row in live if row.finish_reason is None]
-        finally:
-            for module in training:
-                module.training = True
 
     return steps()
 

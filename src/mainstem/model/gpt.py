@@ -88,6 +88,19 @@ class GPT(nn.Module):
             tap = None  # one that asks for nothing costs nothing
         if tap is not None and len(self.blocks) == self.config.n_layer:  # not of a cut model, whose blocks moved
             check_points(tap.points, self.config)
+        x, view = self.embed(ids, mask=mask, cache=cache, tap=tap)
+        x = self.through(x, view, cache=cache, tap=tap)
+        if cache is not None:
+            cache.advance(ids.shape[1])
+        return x
+
+    def embed(
+        self, ids: Tensor, *, mask: Tensor | None = None, cache: Cache | None = None, tap: Tap | None = None
+    ) -> tuple[Tensor, View]:
+        """The stream before the first block, (B, T, C), and what the queries of this pass may see.
+
+        The arguments and errors are those of `stream`; the cache is not changed.
+        """
         if ids.ndim != 2 or ids.is_floating_point():
             raise ConfigError(f"ids of shape {tuple(ids.shape)} and {ids.dtype}; give whole numbers of shape (B, T)")
         T, before = ids.shape[1], cache.length if cache is not None else 0
@@ -101,13 +114,15 @@ class GPT(nn.Module):
         x = touch(tap, "embed", self.wte(ids))  # (B, T, C)
         if self.wpe is not None:
             x = x + touch(tap, "pos_embed", self.wpe(positions).expand_as(x))
-        x = self.embd_dropout(x)
-        view = self._view(positions, mask, before, T, x.dtype)
-        for index, block in enumerate(self.blocks):
+        return self.embd_dropout(x), self._view(positions, mask, before, T, x.dtype)
+
+    def through(
+        self, x: Tensor, view: View, *, first: int = 0, cache: Cache | None = None, tap: Tap | None = None
+    ) -> Tensor:
+        """The stream (B, T, C) as block `first` reads it -> `resid_final`, as every block from there on leaves it."""
+        for index in range(first, len(self.blocks)):
             slot = cache[index] if cache is not None else None
-            x = block(x, view, slot, Scope(tap, f"blocks.{index}.") if tap is not None else None)
-        if cache is not None:
-            cache.advance(T)
+            x = self.blocks[index](x, view, slot, Scope(tap, f"blocks.{index}.") if tap is not None else None)
         return touch(tap, "resid_final", x)
 
     def unembed(self, x: Tensor, tap: Tap | None = None) -> Tensor:

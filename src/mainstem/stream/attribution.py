@@ -1,0 +1,113 @@
+"""Direct logit attribution: a logit, or the difference of two, as the sum of what each write adds to it."""
+
+import torch
+from torch import Tensor
+
+from mainstem.errors import ConfigError
+from mainstem.model.attention import Attention
+from mainstem.stream.decompose import Positions, Terms, frozen, frozen_final, positions, project
+from mainstem.stream.record import Record, places
+from mainstem.text.units import single_token
+
+Token = int | str | Tensor
+"""An id; a text that is one token, if the record has a tokenizer; ids (B,) or (B, T), one a row or a position."""
+
+
+def token_ids(record: Record, token: Token, what: str = "token") -> Tensor:
+    """The ids, broadcastable to (B, T). Raises ConfigError for an id outside the vocabulary, DataError for a text."""
+    if isinstance(token, str):
+        if record.tokenizer is None:
+            raise ConfigError(f"{what}: {token!r} is a text, and the trace has no tokenizer; give an id, or tokenizer=")
+        token = single_token(record.tokenizer, token)
+    ids, V = torch.as_tensor(token, device=record.ids.device), record.model.config.vocab_size
+    if not 0 <= int(ids.min()) <= int(ids.max()) < V:
+        raise ConfigError(f"{what}: id {int(ids.max())} is outside 0..{V - 1}")
+    return ids[:, None] if ids.ndim == 1 else ids
+
+
+def attribution(
+    record: Record, token: Token, foil: Token | None = None, by: str = "head", pos: Positions = -1
+) -> Terms:
+    """The logit of a token, less that of a foil if there is one, by what each write adds to it.
+
+    The last norm keeps the scale that it had, nothing is folded, and the rows sum to the logit: `ln_f.bias` and
+    `lm_head.bias` are rows of their own.
+
+    Args:
+        record: of one forward pass.
+        token: whose logit; see Token.
+        foil: what to compare it with.
+        by, pos: those of `decompose`.
+
+    Returns terms whose values are (rows, B, T), or (rows, B) for one position; `total` is the model's own logit.
+    """
+    here = positions(record, pos)
+    with torch.no_grad():
+        direction, offset = _direction(record, token, foil, here)
+        final = frozen_final(record, here)
+        stream = record["resid_final"][:, here]
+        direction = direction.expand_as(stream)
+        terms = project(record, final.pull(direction), by, pos=here)
+        rows = list(zip(terms.labels, terms.values, strict=True))
+        if final.bias is not None:
+            rows.append(("ln_f.bias", direction @ final.bias))
+        if offset is not None:
+            rows.append(("lm_head.bias", offset.expand(stream.shape[:2])))
+        closed = Terms.of(rows, _logit(record, token, foil, here))
+    if not isinstance(pos, int):
+        return closed
+    return Terms(closed.labels, closed.values.squeeze(2), closed.total.squeeze(1), closed.closing_error)
+
+
+def sources(record: Record, token: Token, foil: Token | None = None, pos: int = -1) -> Tensor:
+    """What each head adds to the logit by reading each position: (L, B, H, T). Its sum over T is that of z's write.
+
+    The values' bias is part of it: a head that reads a position reads its value whole.
+    """
+    here = positions(record, pos)
+    with torch.no_grad():
+        direction, _ = _direction(record, token, foil, here)
+        u = frozen_final(record, here).pull(direction.expand_as(record["resid_final"][:, here]))
+        found = []
+        for place in reversed(list(places(record.model))):
+            u = frozen(record, place, "ln_add", here).pull(u)
+            if isinstance(place.branch, Attention):
+                at_write = frozen(record, place, "ln_out", here).pull(place.join.gain(u))  # (B, 1, C)
+                found.append(_by_source(record, place.layer, place.branch, at_write, here))
+            u = place.join.skip(u)
+        return torch.stack(found[::-1])
+
+
+def _by_source(record: Record, layer: int, attn: Attention, u: Tensor, here: slice) -> Tensor:
+    """(B, H, T) of one block: pattern times value, along u, (B, 1, C)."""
+    block = f"blocks.{layer}."
+    v = record[f"{block}attn.v"]  # (B, T, H, D)
+    weight = attn.c_proj.weight.unflatten(1, v.shape[2:])  # (C, H, D)
+    read = torch.einsum("bc,chd->bhd", u[:, 0], weight)
+    return record[f"{block}attn.pattern"][:, :, here][:, :, 0] * torch.einsum("bthd,bhd->bht", v, read)
+
+
+def _direction(record: Record, token: Token, foil: Token | None, here: slice) -> tuple[Tensor, Tensor | None]:
+    """Rows of the unembedding, (B or 1, T or 1, C), and of its bias, (B or 1, T or 1)."""
+    head = record.model.lm_head
+    ids = _here(token_ids(record, token), here)
+    weight, bias = head.weight[ids], None if head.bias is None else head.bias[ids]
+    if foil is not None:
+        other = _here(token_ids(record, foil, "foil"), here)
+        weight, bias = weight - head.weight[other], None if bias is None else bias - head.bias[other]
+    return (weight if weight.ndim == 3 else weight[None, None]), bias
+
+
+def _here(ids: Tensor, here: slice) -> Tensor:
+    return ids[:, here] if ids.ndim == 2 and ids.shape[1] > 1 else ids
+
+
+def _logit(record: Record, token: Token, foil: Token | None, here: slice) -> Tensor:
+    """The model's own, (B, T)."""
+    logits = record.model.unembed(record["resid_final"][:, here])  # (B, T, V)
+
+    def of(what: Token) -> Tensor:
+        ids = _here(token_ids(record, what), here).expand(logits.shape[:2])
+        return logits.gather(-1, ids[..., None])[..., 0]
+
+    return of(token) if foil is None else of(token) - of(foil)

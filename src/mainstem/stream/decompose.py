@@ -1,0 +1,313 @@
+"""The stream as a sum: every write, carried through each later skip and norm, by branch, by head or by neuron.
+
+Two ways to the same terms. Forwards, `decompose` carries each write to a point, (B, T, C). Backwards, `project` pulls a
+direction back from that point, and weighs each write along it where it was made: no head's or neuron's write is spread
+over the width of the stream, so all the neurons of a block cost one product with their matrix.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mainstem.errors import ConfigError, nearest
+from mainstem.model.attention import Attention
+from mainstem.model.norms import Empty
+from mainstem.stream.frozen import Frozen, freeze
+from mainstem.stream.points import BUDGET, Key, resolve
+from mainstem.stream.record import Place, Record, places
+
+UNITS = ("branch", "head", "neuron")
+NORMALISATIONS = ("frozen", "own")
+Positions = int | slice | None
+Row = tuple[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Rows that sum to something.
+
+    `values` is (rows, ...); `labels` names the rows, in the order of the forward pass; `total`, (...), is what they
+    should sum to, as the model had it.
+    """
+
+    labels: list[str]
+    values: Tensor
+    total: Tensor
+    closing_error: float
+    """max |sum - total| / max |total|."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], total: Tensor) -> "Terms":
+        """Stack the rows and measure how they close."""
+        values = torch.stack([value for _, value in rows])
+        return cls([label for label, _ in rows], values, total, closing_error(values.sum(0), total))
+
+    def __getitem__(self, label: str) -> Tensor:
+        """One row. Raises ConfigError with the nearest label."""
+        if label not in self.labels:
+            raise ConfigError(f"label: no row {label!r}; {nearest(label, self.labels)}")
+        return self.values[self.labels.index(label)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """`label` and `value` of each row, plain: a number where a row is one, else lists."""
+        values = self.values.detach().cpu()
+        return [
+            {"label": label, "value": value.item() if value.numel() == 1 else value.tolist()}
+            for label, value in zip(self.labels, values, strict=True)
+        ]
+
+    def strongest(self, count: int) -> list[tuple[str, float]]:
+        """The `count` rows of largest magnitude. Raises ConfigError where a row is more than one number."""
+        if self.total.numel() != 1:
+            raise ConfigError(f"each row holds {self.total.numel()} numbers; choose one position of one row")
+        values = self.values.flatten()
+        return [(self.labels[i], values[i].item()) for i in values.abs().argsort(descending=True)[:count].tolist()]
+
+
+def closing_error(value: Tensor, expected: Tensor) -> float:
+    """max |value - expected| / max |expected|."""
+    largest = expected.abs().max().clamp(min=torch.finfo(expected.dtype).tiny)
+    return ((value - expected).abs().max() / largest).item()
+
+
+def decompose(record: Record, by: str = "branch", at: Key = "resid_final", pos: Positions = None) -> Terms:
+    """The stream at a point as the sum of the writes that made it, each carried to the point.
+
+    Args:
+        record: of one forward pass.
+        by: `branch`: a row a write; `head`: attention's writes by head; `neuron`: the MLPs' by neuron as well.
+        at: a point of the stream.
+        pos: a position, a range of them, or None for all.
+
+    Returns terms whose values are (rows, B, T, C), or (rows, B, C) for one position. Biases have rows of their own:
+    `0_attn.b_V` is the values' bias as the heads write it, `0_attn.b_O` and `0_mlp.b_out` the projections', and
+    `0_attn.ln_out.bias`, `0_attn.ln_add.bias` the norms'.
+
+    Raises ConfigError for an unknown unit or point, a position out of range, and rows that exceed `BUDGET`.
+
+    Elhage et al. 2021, "Virtual weights and the residual stream".
+    """
+    point, here = _stream_point(record, at), positions(record, pos)
+    with torch.no_grad():
+        rows = [row for piece in _embeddings(record, here) for row in piece.carried()]
+        total = record[point][:, here]
+        for place in _before(record, point):
+            rows = [(label, place.join.skip(row)) for label, row in rows]
+            pieces = list(_write(record, place, by, here))
+            _check_room(sum(len(piece.labels) for piece in pieces) + len(rows), total)
+            rows += [row for piece in pieces for row in piece.carried()]
+            norm = frozen(record, place, "ln_add", here)
+            rows = [(label, norm.carry(row)) for label, row in rows]
+            rows += [row for piece in _bias(place, norm, total) for row in piece.carried()]
+        return _squeezed(Terms.of(rows, total), pos, axis=1)
+
+
+def project(
+    record: Record, u: Tensor, by: str = "branch", at: Key = "resid_final", pos: Positions = None
+) -> Terms:
+    """The rows of `decompose`, each measured along directions, without being carried or spread over the width.
+
+    Args:
+        record, by, at, pos: those of `decompose`.
+        u: directions at the point: (C,) or (k, C), or for each position (..., B, T, C).
+
+    Returns terms whose values are (rows, B, T), after rows k or whatever led u's shape, without T for one position; the
+    total is <stream, u>.
+    """
+    point, here = _stream_point(record, at), positions(record, pos)
+    with torch.no_grad():
+        stream = record[point][:, here]
+        u = (u if u.ndim >= 3 else u[..., None, None, :]).expand(*u.shape[: -3 if u.ndim >= 3 else -1], *stream.shape)
+        total = (stream * u).sum(-1)
+        rows: list[Row] = []
+        for place in reversed(_before(record, point)):
+            norm = frozen(record, place, "ln_add", here)
+            bias = [row for piece in _bias(place, norm, stream) for row in piece.along(u)]
+            u = norm.pull(u)
+            rows = [row for piece in _write(record, place, by, here) for row in piece.along(u)] + bias + rows
+            u = place.join.skip(u)
+        rows = [row for piece in _embeddings(record, here) for row in piece.along(u)] + rows
+        return _squeezed(Terms.of(rows, total), pos, axis=total.ndim - 1)
+
+
+def accumulate(record: Record, by: str = "branch", pos: Positions = None, norm: str | None = None) -> Terms:
+    """The running sums of `decompose`: row i is what `resid_final` would be with the writes up to i alone.
+
+    Args:
+        record, by, pos: those of `decompose`.
+        norm: what `ln_f` makes of each sum: `frozen` or `own`, as in `normalised`; None: the sums as they are.
+    """
+    terms = decompose(record, by, pos=pos)
+    sums, total = terms.values.cumsum(0), terms.total
+    if norm is not None:
+        sums, total = (normalised(record, x, norm, pos) for x in (sums, total))
+    return Terms(terms.labels, sums, total, closing_error(sums[-1], total))
+
+
+def normalised(record: Record, x: Tensor, norm: str, pos: Positions = None) -> Tensor:
+    """What `ln_f` makes of x, (..., B, T, C), or (..., B, C) at one position: what the unembedding reads.
+
+    `own`: as the norm does, with x's own scale, for the lens. `frozen`: with the scale that resid_final had at that
+    position, for attribution: then the norm is affine, and the bias is added to each x.
+    """
+    if norm not in NORMALISATIONS:
+        raise ConfigError(f"norm: unknown value {norm!r}; {nearest(norm, NORMALISATIONS)}")
+    with torch.no_grad():
+        if norm == "own":
+            return record.model.ln_f(x)
+        final = frozen_final(record, positions(record, pos))
+        if isinstance(pos, int) and final.scale is not None:
+            final = final._replace(scale=final.scale.squeeze(1))
+        y = final.carry(x)
+        return y if final.bias is None else y + final.bias
+
+
+def check_unit(by: str) -> None:
+    """Raise ConfigError for a unit that is not one of UNITS."""
+    if by not in UNITS:
+        raise ConfigError(f"by: unknown unit {by!r}; {nearest(by, UNITS)}")
+
+
+def positions(record: Record, pos: Positions) -> slice:
+    """The positions as a range. Raises ConfigError for one that the text does not have."""
+    if not isinstance(pos, int):
+        return slice(None) if pos is None else pos
+    T = record.ids.shape[1]
+    if not -T <= pos < T:
+        raise ConfigError(f"pos: {pos} is out of range; the text has {T} positions, from 0 (or from -1, backwards)")
+    return slice(pos % T, pos % T + 1)
+
+
+def frozen(record: Record, place: Place, slot: str, here: slice = slice(None)) -> Frozen:
+    """The norm in one slot of a join at its recorded scales."""
+    norm = getattr(place.join, slot)
+    return Frozen() if isinstance(norm, Empty) else freeze(norm, record[f"{place.norm(slot)}.scale"][:, here])
+
+
+def frozen_final(record: Record, here: slice = slice(None)) -> Frozen:
+    """`ln_f` at its recorded scales."""
+    norm: Any = record.model.ln_f
+    return Frozen() if isinstance(norm, Empty) else freeze(norm, record["ln_f.scale"][:, here])
+
+
+def _stream_point(record: Record, at: Key) -> str:
+    point = resolve(at, record.model.config)
+    if not point.endswith(("resid_pre", "resid_mid", "resid_post", "resid_final")):
+        raise ConfigError(f"at: {point!r} is not a point of the stream; give 'resid_final' or ('resid_mid', 0)")
+    return point
+
+
+def _before(record: Record, point: str) -> list[Place]:
+    """The joins that the stream has passed at the point."""
+    every = list(places(record.model))
+    if point == "resid_final":
+        return every
+    layer, name = int(point.split(".")[1]), point.rsplit(".", 1)[1]
+    passed = {"resid_pre": (), "resid_mid": ("attn",), "resid_post": ("attn", "mlp")}[name]
+    return [place for place in every if place.layer < layer or (place.layer == layer and place.kind in passed)]
+
+
+def _check_room(rows: int, total: Tensor) -> None:
+    needed = rows * total.numel() * total.element_size()
+    if needed > BUDGET:
+        raise ConfigError(
+            f"by: {rows:,} rows of {tuple(total.shape)} take {needed / 1e9:,.1f} GB; "
+            "choose a position with pos=, or measure them along directions with `project`"
+        )
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A row as it is, (B, T, C)."""
+
+    label: str
+    value: Tensor
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.label]
+
+    def carried(self) -> list[Row]:
+        return [(self.label, self.value)]
+
+    def along(self, u: Tensor) -> list[Row]:
+        return [(self.label, (self.value * u).sum(-1))]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Rows of one write: activations (B, T, G, k), and what each of them writes, (G, k, C), before norm and gain."""
+
+    labels: list[str]
+    activations: Tensor
+    directions: Tensor
+    norm: Frozen
+    gain: nn.Module
+
+    def carried(self) -> list[Row]:
+        rows = torch.einsum("btgk,gkc->gbtc", self.activations, self.directions)
+        return list(zip(self.labels, self.gain(self.norm.carry(rows)), strict=True))
+
+    def along(self, u: Tensor) -> list[Row]:
+        u = self.norm.pull(self.gain(u))  # (..., B, T, C)
+        read = (u @ self.directions.flatten(0, 1).T).unflatten(-1, self.directions.shape[:2])  # (..., B, T, G, k)
+        return list(zip(self.labels, (read * self.activations).sum(-1).unbind(-1), strict=True))
+
+
+def _embeddings(record: Record, here: slice) -> Iterator[_Whole]:
+    for name in ("embed", "pos_embed") if record.model.wpe is not None else ("embed",):
+        yield _Whole(name, record[name][:, here])
+
+
+def _bias(place: Place, norm: Frozen, like: Tensor, slot: str = "ln_add") -> Iterator[_Whole]:
+    if norm.bias is not None:
+        yield _Whole(f"{place.layer}_{place.kind}.{slot}.bias", norm.bias.expand_as(like))
+
+
+def _write(record: Record, place: Place, by: str, here: slice) -> Iterator[_Whole | _Parts]:
+    """One write as pieces that sum to it: itself; or its heads or neurons, and its biases."""
+    check_unit(by)
+    if by == "branch" or (by == "head" and place.kind == "mlp"):
+        yield _Whole(place.label, record[place.write][:, here])
+        return
+    norm, gain, block = frozen(record, place, "ln_out", here), place.join.gain, f"blocks.{place.layer}."
+    proj = place.branch.c_proj
+    assert isinstance(proj, nn.Linear)
+    if place.kind == "attn":
+        z = record[f"{block}attn.z"][:, here]  # (B, T, H, D)
+        directions = proj.weight.T.unflatten(0, z.shape[2:])  # (H, D, C)
+        b_V = _value_bias(place)
+        labels = [f"L{place.layer}H{head}" for head in range(z.shape[2])]
+        yield _Parts(labels, z if b_V is None else z - b_V, directions, norm, gain)
+        if b_V is not None:  # every pattern sums to 1, so what a head writes of it is the same everywhere
+            shared = b_V.flatten().expand(*z.shape[:2], 1, -1)
+            yield _Parts([f"{place.layer}_attn.b_V"], shared, proj.weight.T[None], norm, gain)
+    else:
+        post = record[f"{block}mlp.post"][:, here, :, None]  # (B, T, M, 1)
+        labels = [f"L{place.layer}N{neuron}" for neuron in range(post.shape[2])]
+        yield _Parts(labels, post, proj.weight.T[:, None], norm, gain)
+    one = torch.ones_like(record[place.write][:, here, None, :1])  # (B, T, 1, 1)
+    if proj.bias is not None:
+        label = f"{place.layer}_{'attn.b_O' if place.kind == 'attn' else 'mlp.b_out'}"
+        yield _Parts([label], one, proj.bias[None, None], norm, gain)
+    if norm.bias is not None:
+        label = f"{place.layer}_{place.kind}.ln_out.bias"
+        yield _Parts([label], one, norm.bias[None, None], Frozen(), gain)
+
+
+def _value_bias(place: Place) -> Tensor | None:
+    """The values' share of c_attn's bias, (H, D)."""
+    attn = place.branch
+    assert isinstance(attn, Attention)
+    bias = attn.c_attn.bias
+    return None if bias is None else bias.chunk(3)[2].unflatten(0, (attn.n_head, attn.d_head))
+
+
+def _squeezed(terms: Terms, pos: Positions, axis: int) -> Terms:
+    """Without the axis of positions, if one was chosen; `axis` is the total's."""
+    if not isinstance(pos, int):
+        return terms
+    return Terms(terms.labels, terms.values.squeeze(axis + 1), terms.total.squeeze(axis), terms.closing_error)

@@ -1,0 +1,174 @@
+"""A record: what one forward pass left at chosen points, looked up by any name.
+
+Whatever happens inside a block is a function of the stream that the block reads. So a record keeps the stream, and a
+point that it does not hold is computed again, by the block itself, when somebody asks for it.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mainstem.errors import ConfigError
+from mainstem.model.attention import Attention, View
+from mainstem.model.block import Block
+from mainstem.model.gpt import GPT
+from mainstem.model.mode import evaluating
+from mainstem.model.sublayer import Join
+from mainstem.model.tap import Recorder, Scope
+from mainstem.stream.points import Key, resolve
+
+if TYPE_CHECKING:
+    from mainstem.text.tokenizer import Tokenizer
+
+
+class Place(NamedTuple):
+    """One join in the stack, with what stands in it."""
+
+    layer: int
+    kind: str
+    """`attn` or `mlp`."""
+    join: Join
+    branch: nn.Module
+    """Attention or MLP."""
+    reads: str
+    """The point of the stream that the branch reads."""
+
+    @property
+    def write(self) -> str:
+        """The point of what is added."""
+        return f"blocks.{self.layer}.{self.kind}_out"
+
+    @property
+    def label(self) -> str:
+        """What its write is called in a result."""
+        return f"{self.layer}_{self.kind}_out"
+
+    def norm(self, slot: str) -> str:
+        """The name under which one of its norms is recorded."""
+        return f"blocks.{self.layer}.{'res_1' if self.kind == 'attn' else 'res_2'}.{slot}"
+
+
+def places(model: GPT) -> Iterator[Place]:
+    """Every join of a model, in the order of the forward pass."""
+    for layer, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        yield Place(layer, "attn", block.res_1, block.attn, f"blocks.{layer}.resid_pre")
+        if block.mlp is not None:
+            yield Place(layer, "mlp", block.res_2, block.mlp, f"blocks.{layer}.resid_mid")
+
+
+class Record:
+    """Points of one forward pass.
+
+    Args:
+        model: which made it. It is not copied; once its weights change, the record refuses to answer from them.
+        ids: (B, T).
+        mask: (B, T) bool, false at padding; None where there is none.
+        values: the recorded points.
+        tokenizer: for results that show or take text.
+    """
+
+    def __init__(
+        self, model: GPT, ids: Tensor, mask: Tensor | None, values: Mapping[str, Tensor], tokenizer: "Tokenizer | None"
+    ):
+        self._model, self._versions = model, _versions(model)
+        self.ids, self.mask, self.values, self.tokenizer = ids, mask, dict(values), tokenizer
+
+    @property
+    def model(self) -> GPT:
+        """The model, as it was. Raises ConfigError if its weights have changed since."""
+        if _versions(self._model) != self._versions:
+            raise ConfigError("the model's weights have changed since this capture; capture again")
+        return self._model
+
+    def __getitem__(self, key: Key) -> Tensor:
+        """The tensor of a point, by any name that `points.resolve` takes; read again from the stream if need be."""
+        point = resolve(key, self._model.config)
+        found = self._held(point)
+        return found if found is not None else self._computed(point)
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether the point is held, rather than computed when asked for."""
+        return self._held(resolve(key, self._model.config)) is not None
+
+    def __repr__(self) -> str:
+        B, T = self.ids.shape
+        return f"{type(self).__name__}({B} x {T} tokens, {len(self.values)} points, {self.bytes / 1e6:.1f} MB)"
+
+    @property
+    def bytes(self) -> int:
+        """What the recorded tensors take; one that has two names counts once."""
+        return sum({t.data_ptr(): t.numel() * t.element_size() for t in self.values.values()}.values())
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """The model's own, (B, T, V)."""
+        with torch.no_grad():
+            return self.model.unembed(self["resid_final"])
+
+    @cached_property
+    def view(self) -> View:
+        """What the queries of this pass could see."""
+        with torch.no_grad():
+            return self.model.embed(self.ids, mask=self.mask)[1]
+
+    def start(self, layer: int) -> Tensor:
+        """The stream that block `layer` read, (B, T, C). Raises ConfigError if it was not captured."""
+        found = self._held(f"blocks.{layer}.resid_pre")
+        if found is None:
+            raise ConfigError(f"point: what block {layer} read was not captured; add ('resid_pre', {layer}) to points")
+        return found
+
+    def _held(self, point: str) -> Tensor | None:
+        """A recorded tensor: under its own name, or under the other that it has between two blocks."""
+        last = self._model.config.n_layer - 1
+        if point not in self.values and point.endswith(("resid_pre", "resid_post", "resid_final")):
+            at = last + 1 if point == "resid_final" else int(point.split(".")[1]) + point.endswith("resid_post")
+            same = ["resid_final"] if at > last else [f"blocks.{at}.resid_pre"]
+            point = next((name for name in [*same, f"blocks.{at - 1}.resid_post"] if name in self.values), point)
+        return self.values.get(point)
+
+    def _computed(self, point: str) -> Tensor:
+        with torch.no_grad(), evaluating(self.model):
+            if point.startswith("blocks."):
+                _, index, name = point.split(".", 2)
+                return self._in_block(int(index), name)
+            if point == "ln_f.normalized":
+                return (self["resid_final"] - self["ln_f.mean"]) / self["ln_f.scale"]
+            if point.startswith("ln_f."):
+                tap = Recorder(point)
+                self.model.ln_f(self["resid_final"], tap)
+                return tap.values[point]
+        raise ConfigError(f"point: {point!r} was not captured, and nothing else gives it; add it to points")
+
+    def _in_block(self, layer: int, name: str) -> Tensor:
+        prefix = f"blocks.{layer}."
+        if name == "attn.scores":
+            q, k = (self[f"{prefix}attn.{part}"].transpose(1, 2) for part in "qk")  # (B, H, T, D)
+            seen = self.view.mask_for(q.shape[2], k.shape[2], q.device)
+            scores = self._attention(layer).scale * (q @ k.transpose(-1, -2))
+            return scores.masked_fill(~seen, float("-inf"))
+        if name == "attn.result":
+            z = self[f"{prefix}attn.z"]  # (B, T, H, D)
+            weight = self._attention(layer).c_proj.weight.unflatten(1, z.shape[2:])  # (C, H, D)
+            return torch.einsum("bthd,chd->bthc", z, weight)
+        if name.endswith(".normalized"):
+            norm = name.removesuffix(".normalized")
+            read = self.start(layer) if norm.startswith("res_1") else self[f"{prefix}resid_mid"]
+            return (read - self[f"{prefix}{norm}.mean"]) / self[f"{prefix}{norm}.scale"]
+        tap = Recorder(prefix + name)
+        self.model.blocks[layer](self.start(layer), self.view, None, Scope(tap, prefix))
+        return tap.values[prefix + name]
+
+    def _attention(self, layer: int) -> Attention:
+        block = self.model.blocks[layer]
+        assert isinstance(block, Block)
+        return block.attn
+
+
+def _versions(model: GPT) -> tuple[list[int], float]:
+    """What changes whenever a weight is written to: torch counts, but not the steps of its fused optimizers."""
+    return [parameter._version for parameter in model.parameters()], model.lm_head.weight[0, 0].item()

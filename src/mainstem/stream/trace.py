@@ -1,0 +1,110 @@
+"""A trace: the record of one forward pass, with the questions that can be asked of it."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mainstem.errors import ConfigError
+from mainstem.model.gpt import GPT
+from mainstem.model.mode import evaluating
+from mainstem.model.tap import Recorder
+from mainstem.stream import attribution, decompose
+from mainstem.stream.attribution import Token
+from mainstem.stream.decompose import Positions, Terms
+from mainstem.stream.points import Key, resolve
+from mainstem.stream.record import Place, Record, places
+
+if TYPE_CHECKING:
+    from mainstem.text.tokenizer import Tokenizer
+
+
+class Trace(Record):
+    """What `capture` returns: `trace["resid_post", 3]`, `trace.decompose(by="head")`, `trace.attribution(token)`.
+
+    Args:
+        gradients: of the capture's metric, at its points.
+        model, ids, mask, values, tokenizer: those of `Record`.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        ids: Tensor,
+        mask: Tensor | None,
+        values: Mapping[str, Tensor],
+        tokenizer: "Tokenizer | None" = None,
+        gradients: Mapping[str, Tensor] | None = None,
+    ):
+        super().__init__(model, ids, mask, values, tokenizer)
+        self.gradients = dict(gradients or {})
+
+    def decompose(self, by: str = "branch", at: Key = "resid_final", pos: Positions = None) -> Terms:
+        """The stream as a sum of writes; see `mainstem.stream.decompose`."""
+        return decompose.decompose(self, by, at, pos)
+
+    def accumulate(self, by: str = "branch", pos: Positions = None, norm: str | None = None) -> Terms:
+        """The running sums of `decompose`."""
+        return decompose.accumulate(self, by, pos, norm)
+
+    def attribution(
+        self, token: Token, foil: Token | None = None, by: str = "head", pos: Positions = -1
+    ) -> Terms:
+        """A logit, less a foil's, as a sum over heads, MLPs (neurons) and biases."""
+        return attribution.attribution(self, token, foil, by, pos)
+
+    def gradient(self, key: Key) -> Tensor:
+        """The metric's gradient at a point. Raises ConfigError where none was kept."""
+        point = resolve(key, self._model.config)
+        if point not in self.gradients:
+            raise ConfigError(f"point: no gradient was kept at {point!r}; capture it with points= and metric=")
+        return self.gradients[point]
+
+    def gradient_parts(self, layer: int, kind: str = "attn") -> tuple[Tensor, Tensor]:
+        """The gradient at what a branch reads, (B, T, C), as (what came by the skip, what came through the branch).
+
+        They sum to the gradient at that point. The part by the skip is skip * the gradient at the write; the other
+        is the branch's own vector-Jacobian product with it.
+        """
+        place = self._place(layer, kind)
+        at_write = self.gradient(place.write)
+        with torch.no_grad():
+            by_skip = place.join.skip(at_write)
+        with evaluating(self.model), torch.enable_grad():
+            read = self[place.reads].detach().requires_grad_()
+            (through,) = torch.autograd.grad(self._written(place, read), read, at_write)
+        return by_skip, through
+
+    def _written(self, place: Place, read: Tensor) -> Tensor:
+        """What the branch writes when the stream is `read`."""
+        tap = Recorder([f"{place.kind}_out"])
+        branch, view = place.branch, self.view
+        if place.kind == "attn":
+            place.join(read, lambda x: branch(x, view), tap)
+        else:
+            place.join(read, branch, tap)
+        return tap.values[f"{place.kind}_out"]
+
+    def _place(self, layer: int, kind: str) -> Place:
+        for place in places(self.model):
+            if (place.layer, place.kind) == (layer % len(self.model.blocks), kind):
+                return place
+        raise ConfigError(f"there is no {kind!r} in block {layer}; blocks go from 0 to {len(self.model.blocks) - 1}")
+
+    def row(self, index: int) -> "Trace":
+        """One row of the batch, without its padding, as a trace of its own."""
+        B, T = self.ids.shape
+        if not -B <= index < B:
+            raise ConfigError(f"row: {index} is out of range; the batch has {B} rows, from 0")
+        start = 0 if self.mask is None else T - int(self.mask[index].sum())
+
+        def cut(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            rows = {point: value[index % B :][:1] for point, value in values.items()}
+            return {
+                point: value[:, :, start:, start:] if point.endswith(".pattern") else value[:, start:]
+                for point, value in rows.items()
+            }
+
+        ids = self.ids[index % B :][:1, start:]
+        return Trace(self.model, ids, None, cut(self.values), self.tokenizer, cut(self.gradients))
