@@ -70,13 +70,18 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Replace a file by UTF-8 in one step. Raises RunError if its folder is not there."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     """Replace a file in one step. Raises RunError if its folder is not there."""
     if not path.parent.is_dir():
         raise RunError(f"{path.parent}: no such folder; make it first")
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     with room_for(path):
         try:
-            temporary.write_bytes(text.encode("utf-8"))
+            temporary.write_bytes(data)
             sync(temporary)
             os.replace(temporary, path)
             sync(path.parent)

@@ -1,5 +1,6 @@
 """What a person sees: lines on stdout, progress on stderr; a bar on a terminal, plain lines elsewhere."""
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mainstem.durable import to_json
+from mainstem.text.units import pad, width
 
+_NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 
@@ -41,10 +44,12 @@ class Screen:
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Columns in plain text: words to the left, numbers to the right."""
         cells = [[_cell(value) for value in row] for row in rows]
-        widths = [max(len(row[i]) for row in [list(columns), *cells]) for i in range(len(columns))]
+        widths = [max(width(row[i]) for row in [list(columns), *cells]) for i in range(len(columns))]
         numbers = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(columns))]
         for row in [list(columns), *cells]:
-            aligned = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numbers, strict=True))
+            aligned = (
+                " " * (w - width(c)) + c if n else pad(c, w) for c, w, n in zip(row, widths, numbers, strict=True)
+            )
             self.say("  " + "  ".join(aligned).rstrip())
 
     def bar(self, what: str, total: int) -> "Bar":
@@ -63,7 +68,13 @@ def _cell(value: Any) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text == "-" or text.lstrip("-")[:1].isdigit()
+    return text == "-" or _NUMBER.fullmatch(text) is not None
+
+
+def length(value: float, largest: float, columns: int = 20) -> str:
+    """A bar of at most so many columns; below zero it is pale."""
+    full, pale = ("█", "░") if (sys.stdout.encoding or "").lower().startswith("utf") else ("#", "-")
+    return (full if value >= 0 else pale) * round(columns * abs(value) / largest) if largest else ""
 
 
 def _left(first: tuple[int, float], done: int, total: int) -> str:

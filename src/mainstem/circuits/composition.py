@@ -1,0 +1,154 @@
+"""Composition: how far later heads read what earlier heads write, by the weights alone.
+
+The score of an earlier head 1 and a later head 2 is |OV_1 X| / (|OV_1| |X|) in Frobenius norms, where X is QK_2 for
+Q-composition, QK_2^T for K-composition and OV_2 for V-composition (Elhage et al. 2021, "composition", here with row
+vectors). It is 0 where the later head reads nothing of what the earlier one writes. Two things belong beside it:
+
+- *Chance.* Unrelated heads score 1 / sqrt(C), whatever their width. `z` counts standard deviations from the mean of
+  random heads of the same shape.
+- *Rank.* Heads of rank r with flat spectra score at most 1 / sqrt(r), when all that one writes is read by the other.
+  `rank_corrected` divides by the largest score that any rotation of the stream could give the two spectra, which is
+  sqrt(sum s_i(OV_1)^2 s_i(X)^2) / (|OV_1| |X|) by von Neumann's trace inequality, and is 1 for a perfect match.
+
+No (C, C) matrix is formed. OV_1 has the norms of R_V W_O, (D, C), and X those of W_Q R_K^T, W_K R_Q^T or W_V R_O^T,
+(C, D), with R the triangle of the factor that faces away. So a score's numerator is the norm of one (D, D) block of a
+large product. The scales of the norms between the heads, a positive number for each token, are left out.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.linalg import matrix_norm, svdvals
+
+from mainstem.circuits.factors import product_norms, triangle
+from mainstem.circuits.weights import Heads, check_path, heads, readers, writers
+from mainstem.errors import ConfigError
+from mainstem.model.gpt import GPT
+
+MODES = ("Q", "K", "V")
+
+
+class Pair(NamedTuple):
+    """One composition: the later head reads, as its queries, keys or values, what the earlier one writes."""
+
+    writes: str
+    reads: str
+    mode: str
+    score: float
+    z: float
+    rank_corrected: float
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """The scores of all pairs of heads; the tensors are (n, n), writer by reader, n = L H, for each of Q, K and V.
+
+    NaN stands where there is no path, and where one of the two heads is zero.
+    """
+
+    labels: list[str]
+    scores: dict[str, Tensor]
+    limits: dict[str, Tensor]
+    """The largest score that the two heads' spectra allow."""
+    width: int
+    """The dimensions of the stream that are read: C, and C - 1 where every reader centres."""
+    mean: float
+    """Of random heads of the same shape."""
+    std: float
+    reasons: dict[tuple[int, int], str]
+    """(earlier block, later block) -> why there is no path."""
+
+    @property
+    def chance(self) -> float:
+        """1 / sqrt(width), what unrelated heads score in the root mean square."""
+        return self.width**-0.5
+
+    @cached_property
+    def z(self) -> dict[str, Tensor]:
+        """Standard deviations from the mean of random heads."""
+        return {mode: (scores - self.mean) / self.std for mode, scores in self.scores.items()}
+
+    @cached_property
+    def rank_corrected(self) -> dict[str, Tensor]:
+        """Scores as shares of the limits: 1 is a perfect match."""
+        return {mode: scores / self.limits[mode] for mode, scores in self.scores.items()}
+
+    def top(self, count: int = 10, modes: str = "QKV") -> list[Pair]:
+        """The pairs of the highest scores, highest first, among these modes."""
+        scores = torch.stack([self.scores[mode] for mode in modes]).nan_to_num(nan=-1.0)
+        count = min(count, int((scores >= 0).sum()))
+        best = torch.unravel_index(scores.flatten().argsort(descending=True, stable=True)[:count], scores.shape)
+        pairs = []
+        for index, writes, reads in torch.stack(best, dim=1).tolist():
+            mode = modes[index]
+            values = [table[mode][writes, reads].item() for table in (self.scores, self.z, self.rank_corrected)]
+            pairs.append(Pair(self.labels[writes], self.labels[reads], mode, *values))
+        return pairs
+
+
+def composition(model: GPT, offset: int | None = None, seed: int = 0) -> Composition:
+    """The composition scores of every earlier head with every later one.
+
+    Args:
+        model: any GPT with at least two blocks of heads.
+        offset: with rotary positions, how far before its query a key stands; None is 1.
+        seed: of the random heads.
+
+    Raises ConfigError, with the reason, where no pair of heads has a path: one block only, norms over the stream
+    (`post`, `deepnorm`), or skips of 0.
+    """
+    every, reasons = heads(model, offset), _blocked(model)
+    depth, per_block = len(model.blocks), len(every.labels) // len(model.blocks)
+    if len(reasons) == depth * (depth - 1) // 2:
+        raise ConfigError(
+            next(iter(reasons.values()), "one block has no later one to compose with; give n_layer at least 2")
+        )
+    written, read, limits = _units(every)
+    scores = {mode: torch.full_like(limits[mode], torch.nan) for mode in MODES}
+    for block in range(depth):
+        later = [other for other in range(block + 1, depth) if (block, other) not in reasons]
+        if later:  # neighbours: what blocks one reader blocks all after it
+            rows = slice(block * per_block, (block + 1) * per_block)
+            columns = slice(later[0] * per_block, (later[-1] + 1) * per_block)
+            for mode in MODES:
+                scores[mode][rows, columns] = product_norms(written[rows], read[mode][columns])
+    std, mean = torch.std_mean(random_scores(every.width, model.config.d_head, seed))
+    return Composition(every.labels, scores, limits, every.width, mean.item(), std.item(), reasons)
+
+
+def random_scores(width: int, d_head: int, seed: int = 0, count: int = 8) -> Tensor:
+    """The scores of `count` heads of normal entries with one another in each mode, (3, count, count), float64."""
+    generator = torch.Generator().manual_seed(seed)
+    W_Q, W_K, W_V, W_O = torch.randn(4, count, width, d_head, generator=generator, dtype=torch.float64)
+    written, read, _ = _units(Heads([], W_Q, W_K, W_V, W_O.mT, width))
+    return torch.stack([product_norms(written, read[mode]) for mode in MODES])
+
+
+def _blocked(model: GPT) -> dict[tuple[int, int], str]:
+    """(earlier block, later block) -> the reason, where no path leads from the one's heads to the other's."""
+    written, read, reasons = writers(model), readers(model), {}
+    for earlier, later in combinations(range(len(model.blocks)), 2):
+        try:
+            check_path(model, written[f"L{earlier}H0"], read[f"L{later}H0.V"])
+        except ConfigError as reason:
+            reasons[earlier, later] = str(reason)
+    return reasons
+
+
+def _units(of: Heads) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Every OV as a writer, (n, D, C); every QK, QK^T and OV as a reader, (n, D, C); and the limits of their scores.
+
+    All are of Frobenius norm 1, so that the norm of writer @ reader^T is the score.
+    """
+    R_Q, R_K, R_V, R_O = (triangle(factor) for factor in (of.W_Q, of.W_K, of.W_V, of.W_O.mT))  # each (n, D, D)
+    ov, qk = R_V @ R_O.mT, R_Q @ R_K.mT  # with the norms and singular values of OV and QK
+    ov_norm, qk_norm = matrix_norm(ov, keepdim=True), matrix_norm(qk, keepdim=True)  # (n, 1, 1)
+    written = R_V / ov_norm @ of.W_O
+    read = {"Q": R_K / qk_norm @ of.W_Q.mT, "K": R_Q / qk_norm @ of.W_K.mT, "V": R_O / ov_norm @ of.W_V.mT}
+    ov_squares, qk_squares = (svdvals(ov) / ov_norm[..., 0]).square(), (svdvals(qk) / qk_norm[..., 0]).square()
+    by_qk, by_ov = (ov_squares @ qk_squares.T).sqrt(), (ov_squares @ ov_squares.T).sqrt()  # (n, n)
+    return written, read, {"Q": by_qk, "K": by_qk, "V": by_ov}
