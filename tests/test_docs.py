@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+import mainstem
 from mainstem.config import ModelConfig
 from mainstem.model.attention import Attention
 from mainstem.model.block import Block
@@ -14,6 +15,8 @@ from mainstem.model.gpt import GPT
 from mainstem.model.mlp import MLP
 from mainstem.model.sublayer import Sublayer
 from mainstem.model.tap import all_points
+from mainstem.stream.points import names as answered
+from mainstem.stream.trace import Trace
 from models import ROWS, build, small, tokens
 from reference import MINI_NAMES
 
@@ -51,12 +54,15 @@ def test_stream_names_every_point_and_no_other():
 
 def test_streams_examples_run():
     model = build(small())
-    names = {"model": model, "ids": tokens(model.config)}
+    names, logits = {"model": model, "ids": tokens(model.config)}, []
     for example in re.findall(r"```python\n(.*?)```", page("stream.md"), re.DOTALL):
-        before = names.get("logits")
         exec(example, names)
+        logits.append(names["logits"])
     assert list(names["tap"].values) == sorted(names["tap"].points, key=all_points(model.config).index)
-    assert not names["logits"].equal(before)
+    read, silenced, steered, *_ = logits
+    assert not read.equal(silenced)
+    assert not read.equal(steered)
+    assert names["trace"].logits.equal(read)
 
 
 def test_residuals_has_each_row_in_each_table():
@@ -79,13 +85,14 @@ def test_residuals_norms_and_skips_are_the_tables():
 
 
 def ours():
-    """Everything that the pages may call ours: points, modules, weights, config fields, classes."""
+    """Everything that the pages may call ours: points, modules, weights, config fields, classes, public functions."""
     found = points() | set(ModelConfig.field_names()) | {"model"}
     found |= {kind.__name__ for kind in (Attention, Block, GPT, MLP, Sublayer)}
     for row in ROWS:
         model = GPT(small(row, n_layer=1, lm_head_bias=True))
         found |= {name for name, _ in (*model.named_modules(), *model.named_parameters(remove_duplicate=False))}
-    return found
+        found |= set(answered(model.config))
+    return found | {f"ms.{name}" for name in mainstem.__all__} | {f"trace.{name}" for name in dir(Trace)}
 
 
 @pytest.mark.parametrize("name", ["names.md", "names.ko.md"])

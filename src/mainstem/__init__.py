@@ -7,7 +7,10 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "At": "mainstem.stream.intervene",
     "GPT": "mainstem.model.gpt",
+    "Intervention": "mainstem.stream.intervene",
+    "LogitDifference": "mainstem.stream.metrics",
     "ModelConfig": "mainstem.config",
     "PRESETS": "mainstem.config",
     "RESIDUALS": "mainstem.residuals",
@@ -16,13 +19,28 @@ _HOMES = {
     "Sampling": "mainstem.config",
     "Source": "mainstem.text.corpus",
     "Sublayer": "mainstem.model.sublayer",
+    "Trace": "mainstem.stream.trace",
     "TrainConfig": "mainstem.config",
     "Training": "mainstem.training.loop",
+    "TunedLens": "mainstem.stream.tuned",
     "UserError": "mainstem.errors",
+    "ablation": "mainstem.stream.ablate",
+    "add": "mainstem.stream.intervene",
+    "attribution_patch": "mainstem.stream.patch",
+    "capture": "mainstem.stream.capture",
+    "capture_generation": "mainstem.stream.capture",
+    "composition": "mainstem.circuits.composition",
     "evaluate": "mainstem.training.evaluate",
     "generate": "mainstem.generation.decoding",
     "load": "mainstem.training.checkpoint",
+    "mean": "mainstem.stream.intervene",
+    "overlap": "mainstem.circuits.overlap",
+    "patch_grid": "mainstem.stream.patch",
     "prepare": "mainstem.text.tokens",
+    "resample": "mainstem.stream.intervene",
+    "spectra": "mainstem.circuits.spectra",
+    "virtual": "mainstem.circuits.virtual",
+    "zero": "mainstem.stream.intervene",
 }
 
 __version__ = "0.1.0"

@@ -21,6 +21,9 @@ VERBS = {  # verb: what it does; each lives in the module of its name
     "data": "text -> tokenizer, token files, passport",
     "train": "start a run; the same line typed again resumes where it stopped",
     "generate": "text from a trained model",
+    "inspect": "open the stream of one forward pass: attribution, lens, ablation, patching",
+    "circuits": "what the weights alone say: composition, overlap, virtual weights",
+    "bench": "speed as ratios within one run: ours, the plain forward, the peers",
     "doctor": "before step 0: memory, disk, epochs, rates; after a failure: what went wrong",
     "verify-resume": "prove that killed and resumed runs end in an uninterrupted run's bytes",
 }

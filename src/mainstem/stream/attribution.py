@@ -46,6 +46,7 @@ def attribution(
         direction, offset = _direction(record, token, foil, here)
         final = frozen_final(record, here)
         stream = record["resid_final"][:, here]
+        logit = (record.model.ln_f(stream) * direction).sum(-1)  # the other rows of the unembedding are not needed
         direction = direction.expand_as(stream)
         terms = project(record, final.pull(direction), by, pos=here)
         rows = list(zip(terms.labels, terms.values, strict=True))
@@ -53,7 +54,7 @@ def attribution(
             rows.append(("ln_f.bias", direction @ final.bias))
         if offset is not None:
             rows.append(("lm_head.bias", offset.expand(stream.shape[:2])))
-        closed = Terms.of(rows, _logit(record, token, foil, here))
+        closed = Terms.of(rows, logit if offset is None else logit + offset)
     if not isinstance(pos, int):
         return closed
     return Terms(closed.labels, closed.values.squeeze(2), closed.total.squeeze(1), closed.closing_error)
@@ -100,14 +101,3 @@ def _direction(record: Record, token: Token, foil: Token | None, here: slice) ->
 
 def _here(ids: Tensor, here: slice) -> Tensor:
     return ids[:, here] if ids.ndim == 2 and ids.shape[1] > 1 else ids
-
-
-def _logit(record: Record, token: Token, foil: Token | None, here: slice) -> Tensor:
-    """The model's own, (B, T)."""
-    logits = record.model.unembed(record["resid_final"][:, here])  # (B, T, V)
-
-    def of(what: Token) -> Tensor:
-        ids = _here(token_ids(record, what), here).expand(logits.shape[:2])
-        return logits.gather(-1, ids[..., None])[..., 0]
-
-    return of(token) if foil is None else of(token) - of(foil)

@@ -1,6 +1,6 @@
 """A trace: the record of one forward pass, with the questions that can be asked of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,10 +11,12 @@ from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.tap import Recorder
 from mainstem.stream import attribution, decompose
+from mainstem.stream import lens as lenses
 from mainstem.stream.attribution import Token
 from mainstem.stream.decompose import Positions, Terms
 from mainstem.stream.points import Key, resolve
 from mainstem.stream.record import Place, Record, places
+from mainstem.stream.tuned import TunedLens
 
 if TYPE_CHECKING:
     from mainstem.text.tokenizer import Tokenizer
@@ -53,6 +55,17 @@ class Trace(Record):
     ) -> Terms:
         """A logit, less a foil's, as a sum over heads, MLPs (neurons) and biases."""
         return attribution.attribution(self, token, foil, by, pos)
+
+    def lens(
+        self,
+        token: Token | None = None,
+        norm: str = "own",
+        points: str | Iterable[Key] | None = None,
+        top: int = 5,
+        tuned: TunedLens | None = None,
+    ) -> lenses.Lens:
+        """What the model would say at every depth; `tuned` reads each depth through its own map."""
+        return lenses.lens(self, token, norm, points, top, tuned)
 
     def gradient(self, key: Key) -> Tensor:
         """The metric's gradient at a point. Raises ConfigError where none was kept."""

@@ -1,0 +1,146 @@
+"""TransformerLens with our weights in it, so that both sides are asked about one model.
+
+It is an optional extra. Its `TransformerBridge` wraps a GPT-2 of `transformers`, which is built here from a config and
+filled with our weights: nothing is downloaded, and no tokenizer is needed.
+"""
+
+import importlib
+import importlib.metadata
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mainstem.config import ModelConfig
+from mainstem.model.gpt import GPT
+from mainstem.stream.decompose import closing_error
+
+PACKAGE = "transformer_lens"
+AGREES = 1e-4
+"""The largest difference of logits, as a share of the largest logit, at which two models are one."""
+
+_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
+_NAMES = {"blocks.": "h.", "res_1.ln_in.": "ln_1.", "res_2.ln_in.": "ln_2."}
+
+
+class Peer:
+    """One of our models in TransformerLens, processed as its documentation has it for looking inside.
+
+    Norms are folded and writes centred, in which form its composition scores and head results are ours; the unembedding
+    is left as it is, so that the logits are ours too.
+
+    Args:
+        model: any GPT for which `unlike_gpt2` is None. Its weights are copied.
+
+    Raises ImportError if TransformerLens is not installed.
+    """
+
+    def __init__(self, model: GPT):
+        sources = importlib.import_module(f"{PACKAGE}.model_bridge.sources")
+        self.version, theirs = importlib.metadata.version(PACKAGE), _gpt2(model)
+        self._bridge = sources.build_bridge_from_module(theirs, "GPT2LMHeadModel", hf_config=theirs.config)
+        self._bridge.enable_compatibility_mode(disable_warnings=True, center_unembed=False)
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """(B, T) -> (B, T, V)."""
+        with torch.no_grad():
+            return self._bridge(ids)
+
+    def cache(self, ids: Tensor) -> dict[str, Tensor]:
+        """Everything that it keeps of one pass by default."""
+        with torch.no_grad():
+            _, cache = self._bridge.run_with_cache(ids)
+        return {name: value for name, value in cache.cache_dict.items() if value is not None}
+
+    def composition(self) -> dict[str, Tensor]:
+        """Every score of Q, K and V, (n, n) each, writer by reader; 0 where there is no path."""
+        with torch.no_grad():
+            return {mode: self._bridge.all_composition_scores(mode).scores.flatten(2).flatten(0, 1) for mode in "QKV"}
+
+    def head_attribution(self, cache: dict[str, Tensor], targets: Tensor) -> Tensor:
+        """What every head adds to the logit of each position's target, (n, B, T), from what `cache` returned.
+
+        The cache is not changed, so that every call has the heads' results to compute.
+        """
+        kept = importlib.import_module(PACKAGE).ActivationCache(dict(cache), self._bridge)
+        with torch.no_grad():
+            results = kept.stack_head_results(layer=-1, apply_ln=True)  # (n, B, T, C)
+            directions = self._bridge.tokens_to_residual_directions(targets)  # (B, T, C)
+            return torch.einsum("nbtc,btc->nbt", results, directions)
+
+
+class Found(NamedTuple):
+    """A peer; or None, and why there is none."""
+
+    peer: Peer | None
+    why_not: str = ""
+    difference: float | None = None
+    """The largest of its logits from ours, as a share of the largest logit."""
+
+
+def find(model: GPT, ids: Tensor) -> Found:
+    """The model's peer, if it is installed, can hold the model, and gives its logits for these ids, (B, T)."""
+    if field := unlike_gpt2(model.config):
+        value = getattr(model.config, field)
+        return Found(
+            None, f"TransformerLens is not compared: {field} {value!r} is not GPT-2's form; take another preset"
+        )
+    try:
+        peer = Peer(model)
+    except ImportError as error:
+        return Found(None, f"TransformerLens is not compared ({error}): pip install mainstem[bench]")
+    with torch.no_grad():
+        difference = closing_error(peer.logits(ids), model(ids))
+    if difference > AGREES:
+        why_not = f"TransformerLens {peer.version} is not compared: its logits differ from ours by {difference:.1e}"
+        return Found(None, why_not, difference)
+    return Found(peer, "", difference)
+
+
+def unlike_gpt2(config: ModelConfig) -> str | None:
+    """The first field whose value the GPT-2 of `transformers` cannot have; None if it can hold the model."""
+    config = config.resolved()
+    d_head = config.d_model // config.n_head
+    form = {
+        "residual": "pre", "norm": "layernorm", "position": "learned", "qk_norm": False, "bias": True,
+        "lm_head_bias": False, "d_head": d_head, "attn_scale": d_head**-0.5,
+    }  # fmt: skip
+    fields = [name for name, value in form.items() if getattr(config, name) != value]
+    fields += ["activation"] * (config.activation not in _ACTIVATIONS) + ["d_mlp"] * (config.d_mlp == 0)
+    return next(iter(fields), None)
+
+
+def _gpt2(model: GPT) -> Any:
+    """The same model as a `GPT2LMHeadModel`, whose block matrices are ours transposed."""
+    config, transformers = model.config, importlib.import_module("transformers")
+    shape = transformers.GPT2Config(
+        vocab_size=config.vocab_size,
+        n_positions=config.n_ctx,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        n_embd=config.d_model,
+        n_inner=config.d_mlp,
+        activation_function=_ACTIVATIONS[config.activation],
+        layer_norm_epsilon=config.norm_eps,
+        tie_word_embeddings=config.tie_embeddings,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,  # it would hold keys and values twice
+        attn_implementation="eager",  # as TransformerLens loads it
+    )
+    theirs = transformers.GPT2LMHeadModel(shape).eval()
+    slots = dict(theirs.named_parameters())
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            transposed = name.startswith("blocks.") and weight.ndim == 2
+            slots[_their_name(name)].copy_(weight.T if transposed else weight)
+    return theirs
+
+
+def _their_name(name: str) -> str:
+    for ours, theirs in _NAMES.items():
+        name = name.replace(ours, theirs)
+    return name if name.startswith("lm_head.") else f"transformer.{name}"

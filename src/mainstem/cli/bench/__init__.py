@@ -1,0 +1,14 @@
+"""`mainstem bench QUESTION`: speed as ratios within one run."""
+
+from collections.abc import Sequence
+
+from mainstem.cli.subverbs import choose
+
+QUESTIONS = {  # each lives in the module of its name
+    "inspect": "looking inside: capture, composition, attribution, patching, memory",
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Do the one that was typed."""
+    choose("bench", "Measure speed as ratios within one run: ours, the plain forward, the peers.", QUESTIONS, argv)

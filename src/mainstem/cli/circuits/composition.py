@@ -1,0 +1,51 @@
+"""`mainstem circuits composition RUN`: which earlier head each head reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mainstem.cli.opened import Opening, finish, open_model
+from mainstem.cli.parse import parse
+from mainstem.cli.screen import Screen
+from mainstem.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composition(Opening):
+    """How far later heads read, through Q, K and V, what earlier ones write; against random heads of the same shape."""
+
+    modes: str = "QKV"
+    """Of these: Q, K, V."""
+    offset: int | None = None
+    """With rotary positions: how far before its query a key stands; 1 without it."""
+    top: int = 15
+    """Pairs that are shown."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, multiply, print."""
+    command = parse(Composition, "circuits composition", argv)
+    screen = Screen(command.json)
+    if not command.modes or set(command.modes) - set("QKV"):
+        raise UserError(f"modes: {command.modes!r} is not possible; give some of Q, K and V, as in QK")
+    model, _ = open_model(command, screen)
+    from mainstem.circuits.composition import composition
+
+    found = composition(model, command.offset)
+    pairs = found.top(command.top, command.modes)
+    chance = f"random heads score {found.mean:.4f} (standard deviation {found.std:.4f})"
+    screen.say(f"{chance}; 1 / sqrt(width) = {found.chance:.4f}")
+    screen.table(
+        ("writes", "read by", "as", "score", "z", "of the most that the ranks allow"),
+        [(p.writes, p.reads, p.mode, f"{p.score:.3f}", f"{p.z:+.1f}", f"{p.rank_corrected:.2f}") for p in pairs],
+    )
+    for reason in dict.fromkeys(found.reasons.values()):
+        screen.note(reason)
+    result = {
+        "labels": found.labels,
+        "random_mean": found.mean,
+        "random_std": found.std,
+        "chance": found.chance,
+        "pairs": [pair._asdict() for pair in pairs],
+        "scores": {mode: scores.tolist() for mode, scores in found.scores.items()},
+    }
+    finish(command, screen, result, lambda: {mode: scores.numpy() for mode, scores in found.scores.items()})

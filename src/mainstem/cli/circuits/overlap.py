@@ -1,0 +1,49 @@
+"""`mainstem circuits overlap RUN`: which heads share a subspace of the stream, against chance."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mainstem.cli.opened import Opening, finish, open_model
+from mainstem.cli.parse import parse
+from mainstem.cli.screen import Screen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap(Opening):
+    """Where heads read (Q, K, V) and write (O): sums of squared cosines between subspaces, against random ones."""
+
+    top: int = 12
+    """Pairs that are shown."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, compare, print."""
+    command = parse(Overlap, "circuits overlap", argv)
+    screen = Screen(command.json)
+    model, _ = open_model(command, screen)
+    from mainstem.circuits.overlap import ROLES, overlap
+
+    found = overlap(model)
+    roles = []
+    for i, first in enumerate(ROLES):
+        for second in ROLES[i:]:
+            block = found.rows(first), found.rows(second)
+            share, z, expected = found.share[block], found.z[block], (found.mean / found.kernel * found.share)[block]
+            pairs = share.isfinite()
+            if first == second:
+                pairs = pairs.triu(1)  # each pair of heads once, and none with itself
+            if pairs.any():
+                values = (share[pairs].mean().item(), expected[pairs].nanmean().item(), z[pairs].nanmean().item())
+                roles.append((f"{first}-{second}", *values))
+    screen.say("how much of the smaller subspace lies in the other, mean over pairs of heads")
+    rows = [(pair, f"{share:.3f}", f"{expected:.3f}", f"{z:+.1f}") for pair, share, expected, z in roles]
+    screen.table(("roles", "share", "of random", "mean z"), rows)
+    best = found.top(command.top)
+    screen.table(("one", "other", "share", "z"), [(p.first, p.second, f"{p.share:.3f}", f"{p.z:+.1f}") for p in best])
+    result = {
+        "width": found.width,
+        "roles": [{"roles": r, "share": s, "random": e, "z": z} for r, s, e, z in roles],
+        "pairs": [pair._asdict() for pair in best],
+    }
+    arrays = {"kernel": found.kernel, "z": found.z, "ranks": found.ranks}
+    finish(command, screen, result, lambda: {"labels": found.labels} | {n: a.numpy() for n, a in arrays.items()})

@@ -1,0 +1,79 @@
+"""`mainstem inspect ablate RUN "prompt"`: what becomes of the answer without each branch or head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mainstem.cli.opened import Prompt, answer, finish, open_model, piece, read_prompt, tail
+from mainstem.cli.parse import parse
+from mainstem.cli.screen import Screen, length
+from mainstem.cli.signals import stoppable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablate(Prompt):
+    """Take out each unit alone, and see what the answer's log-probability, or its lead over a foil, loses."""
+
+    token: str | None = None
+    """The answer; without it, the model's first choice."""
+    foil: str | None = None
+    """Measure the difference of the two logits."""
+    by: Literal["branch", "head", "neuron"] = "head"
+    """What is taken out."""
+    layers: tuple[int, ...] = ()
+    """The blocks whose units are taken out; without it all. Neurons need it."""
+    how: Literal["zero", "mean", "resample"] = "mean"
+    """Put in its place zeros, its mean over the reference, or what it was in the reference."""
+    reference: str | None = None
+    """The text of the means, or of what is resampled; without it the prompt itself."""
+    top: int = 12
+    """Units that are shown."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, ablate, print."""
+    command = parse(Ablate, "inspect ablate", argv)
+    screen = Screen(command.json)
+    model, tokenizer = open_model(command, screen)
+    ids = read_prompt(command.prompt, model, tokenizer, screen)
+    reference = None if command.reference is None else read_prompt(command.reference, model, tokenizer, screen)
+    import torch
+
+    from mainstem.stream.ablate import ablation
+    from mainstem.stream.metrics import LogitDifference, TokenLogProb
+
+    rows, device = torch.tensor([ids]), model.wte.weight.device
+    token, foil = answer(model, tokenizer, ids, command.token, command.foil)
+    metric = TokenLogProb(token) if foil is None else LogitDifference(token, foil)
+    with stoppable() as check, screen.bar("ablating", 1) as bar:
+        effects = ablation(
+            model,
+            rows.to(device),
+            metric,
+            command.by,
+            command.how,
+            None if reference is None else torch.tensor([reference], device=device),
+            layers=list(command.layers) or None,
+            should_stop=check,
+            progress=lambda done, total: bar.at(done, total=total),
+        )
+    measured = "log-probability" if foil is None else f"lead over {piece(tokenizer, foil)!r}"
+    asked = f"{piece(tokenizer, token)!r} after {tail(command.prompt)!r}"
+    screen.say(f"{measured} of {asked}: {effects.baseline.item():.3f}")
+    shown = effects.strongest(command.top)
+    largest = max(abs(value) for _, value in shown)
+    screen.table(
+        ("without", "change", ""), [(label, f"{value:+.3f}", length(value, largest)) for label, value in shown]
+    )
+    if effects.note:
+        screen.note(effects.note)
+    result = {
+        "token": {"id": token, "text": piece(tokenizer, token)},
+        "foil": None if foil is None else {"id": foil, "text": piece(tokenizer, foil)},
+        "metric": "log_probability" if foil is None else "logit_difference",
+        "how": command.how,
+        "baseline": effects.baseline.item(),
+        "rows": effects.rows(),
+        "note": effects.note,
+    }
+    finish(command, screen, result, lambda: {"labels": effects.labels, "effects": effects.mean.cpu().numpy()})

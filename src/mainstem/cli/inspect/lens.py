@@ -1,0 +1,65 @@
+"""`mainstem inspect lens RUN "prompt"`: what the model would say at every depth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mainstem.cli.opened import Prompt, finish, open_trace, piece, tail, typed_token
+from mainstem.cli.parse import parse
+from mainstem.cli.screen import Screen
+from mainstem.text.units import shown
+
+LENS = "tuned-lens.safetensors"
+"""Where `inspect tune` leaves a run's lens, in its folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lens(Prompt):
+    """The logit lens: the stream at every depth, normalised and unembedded as if it were the last."""
+
+    token: str | None = None
+    """The token that is followed; without it, the model's own answer."""
+    pos: int = -1
+    """The position; -1 is the last."""
+    norm: str = "own"
+    """own: each depth's own scale; frozen: the last one's."""
+    tuned: bool = False
+    """Through the tuned lens that `inspect tune` trained."""
+    lens: str | None = None
+    """Its file, where it is not the run's own."""
+    top: int = 3
+    """Tokens that are shown at each depth."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, look, print."""
+    command = parse(Lens, "inspect lens", argv)
+    screen = Screen(command.json)
+    trace = open_trace(command, screen)
+    tokenizer = trace.tokenizer
+    assert tokenizer is not None
+    from mainstem.stream.tuned import TunedLens
+
+    tuned = None
+    if command.tuned or command.lens is not None:
+        tuned = TunedLens.load(Path(command.lens or Path(command.run) / LENS), trace.model)
+    token = None if command.token is None else typed_token(tokenizer, command.token)
+    lens = trace.lens(token, norm=command.norm, top=command.top, tuned=tuned)
+    rows = lens.rows(pos=command.pos)
+    followed, here = rows[-1]["token"]["id"], range(trace.ids.shape[1])[command.pos]
+    read = tokenizer.decode(trace.ids[0, : here + 1].tolist())
+    screen.say(f"{piece(tokenizer, followed)!r} at every depth, after {tail(read)!r}")
+    best = [" ".join(f"{shown(t['text'])} {t['probability']:.2f}" for t in row["top"]) for row in rows]
+    columns = ("depth", "rank", "prob", "KL to end", "entropy", "it would say")
+    numbers = ("label", "rank", "probability", "kl", "entropy")
+    screen.table(columns, [[*(row[name] for name in numbers), said] for row, said in zip(rows, best, strict=True)])
+    won = int(lens.won[0, here])
+    screen.say(f"first choice from {lens.labels[won]} on" if won < len(rows) else "never the first choice to the end")
+    result = {"token": rows[-1]["token"], "pos": here, "won": lens.labels[won] if won < len(rows) else None}
+    names = ("token", "top_ids", "top_probability", "entropy", "kl", "rank", "probability", "logit", "won")
+    finish(
+        command,
+        screen,
+        result | {"norm": command.norm, "tuned": tuned is not None, "rows": rows},
+        lambda: {"points": lens.points} | {name: getattr(lens, name).numpy() for name in names},
+    )

@@ -1,0 +1,108 @@
+"""`mainstem inspect token RUN "prompt"`: one token through one block, in numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mainstem.cli.opened import Prompt, finish, open_trace, pieces_of, tail
+from mainstem.cli.parse import parse
+from mainstem.cli.screen import Screen
+from mainstem.text import units
+
+if TYPE_CHECKING:
+    from mainstem.stream.token_trace import Joined, TokenTrace
+    from mainstem.stream.word_trace import WordTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token(Prompt):
+    """Norm, attention reads earlier tokens, add, norm, feed-forward, add: the numbers at each step."""
+
+    token: str | None = None
+    """A word of the prompt; its last token is traced, and what the whole word reads is shown by word."""
+    pos: int = -1
+    """Without --token: the position; -1 is the last."""
+    layer: int = 0
+    """The block."""
+    top: int = 5
+    """Neurons that are shown, and words that a head reads."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, trace, print."""
+    command = parse(Token, "inspect token", argv)
+    screen = Screen(command.json)
+    trace = open_trace(command, screen)
+    tokenizer, ids = trace.tokenizer, trace.ids[0].tolist()
+    assert tokenizer is not None
+    from mainstem.stream.decompose import positions
+    from mainstem.stream.token_trace import token_trace
+    from mainstem.stream.word_trace import by_word
+
+    words = units.words(tokenizer, ids)
+    if command.token is None:
+        pos = positions(trace, command.pos).start
+        word = next(unit for unit in words if unit.first <= pos < unit.last)
+    else:
+        word = units.find_word(tokenizer, ids, command.token)
+        pos = word.last - 1
+    one = token_trace(trace, pos, command.layer, strongest=command.top)
+    read = by_word(trace, word, command.layer, words)
+    screen.say(f"{units.shown(pieces_of(trace)[pos])!r}, position {pos} of {tail(command.prompt)!r}, block {one.layer}")
+    _steps(one, screen)
+    _heads(one, read, screen, command.top)
+    _neurons(one, screen)
+    result = {"trace": one.to_dict(), "word": read.to_dict()}
+    finish(command, screen, result, lambda: _arrays(one))
+
+
+def _steps(one: "TokenTrace", screen: Screen) -> None:
+    """The stream and its norms, step by step, with the check of each addition."""
+    rows: list[list[Any]] = [["resid_pre", one.resid_pre.mean, one.resid_pre.std, one.resid_pre.norm, None]]
+
+    def joined(join: "Joined", name: str, after: Any) -> None:
+        for norm in join.norms:
+            if norm.slot != "ln_add":
+                rows.append([f"  {name} {norm.slot}", norm.after.mean, norm.after.std, norm.after.norm, None])
+        rows.append([f"  {join.label}", None, None, join.length, None])
+        rows.append([after[0], after[1].mean, after[1].std, after[1].norm, f"{join.checksum:.1e}"])
+
+    if one.resid_mid is not None and one.mlp is not None:
+        joined(one.attention.join, "res_1", ("resid_mid", one.resid_mid))
+        joined(one.mlp.join, "res_2", ("resid_post", one.resid_post))
+    else:
+        joined(one.attention.join, "res_1", ("resid_post", one.resid_post))
+    screen.table(("step", "mean", "std", "norm", "addition off by"), rows)
+
+
+def _heads(one: "TokenTrace", read: "WordTrace", screen: Screen, top: int) -> None:
+    """How much each head wrote, and what the word read through it."""
+    screen.say(f"what {units.shown(read.word.text)!r} reads, by word, and what each head writes")
+    rows = []
+    for head, by_word in zip(one.attention.heads, read.heads, strict=True):
+        strongest = sorted(by_word.reads, key=lambda read: -read.weight)[:top]
+        words = " ".join(f"{units.shown(r.text.strip() or r.text)} {r.weight:.2f}" for r in strongest if r.weight > 0)
+        rows.append([head.write.label, head.write.length, head.write.share, head.entropy, units.clip(words, 40)])
+    rows += [[bias.label, bias.length, bias.share, None, ""] for bias in one.attention.biases]
+    screen.table(("head", "wrote", "share", "entropy", "reads"), rows)
+    screen.say(f"heads and biases sum to the write: closing error {one.attention.closing_error:.1e}")
+
+
+def _neurons(one: "TokenTrace", screen: Screen) -> None:
+    """The gates of the MLP."""
+    if one.mlp is None:
+        return
+    screen.say(
+        f"of {one.mlp.neurons:,} neurons {one.mlp.above_zero:,} are above 0 before the activation, "
+        f"{one.mlp.near_zero:,} near 0 after it"
+    )
+    rows = [[f"L{one.layer}N{n.index}", n.pre, n.post, n.length] for n in one.mlp.top]
+    screen.table(("neuron", "pre", "post", "wrote"), rows)
+
+
+def _arrays(one: "TokenTrace") -> dict[str, Any]:
+    return {
+        "patterns": [head.pattern for head in one.attention.heads],
+        "writes": [head.write.length for head in one.attention.heads],
+        "shares": [head.write.share for head in one.attention.heads],
+    }

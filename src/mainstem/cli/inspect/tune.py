@@ -1,0 +1,79 @@
+"""`mainstem inspect tune RUN`: train a tuned lens on the run's own text."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mainstem.cli.inspect.lens import LENS
+from mainstem.cli.opened import Opening, data_of, finish, open_model
+from mainstem.cli.parse import parse
+from mainstem.cli.screen import Screen
+from mainstem.cli.signals import stoppable
+from mainstem.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(Opening):
+    """Train one affine map a depth, so that what it would say is as near as can be to what the model says."""
+
+    data: str | None = None
+    """A prepared folder; without it, the run's own data."""
+    out: str | None = None
+    """The file to write; without it, tuned-lens.safetensors in the run's folder."""
+    steps: int = 200
+    """Steps of training."""
+    batch_size: int = 4
+    """Windows a step."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    seed: int = 1
+    """Of the order of the windows."""
+    held_out: int = 16
+    """Windows of the held-out text on which it is weighed, before and after."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, train, save, print."""
+    command = parse(Tune, "inspect tune", argv)
+    screen = Screen(command.json)
+    import torch
+
+    model, tokenizer = open_model(command, screen)
+    from mainstem.stream.lens import depths, label
+    from mainstem.stream.tuned import TuningStep, lens_kl, train_lens
+    from mainstem.text import tokens
+
+    data = tokens.load(Path(command.data) if command.data else data_of(command.run))
+    if data.tokenizer.hash != tokenizer.hash:
+        raise DataError(f"{data.path}: its tokenizer is not the run's; prepare it with --tokenizer {command.run}")
+    n_ctx, size = model.config.n_ctx, model.config.vocab_size
+    windows = tokens.Windows(data.train, n_ctx, command.seed, size)
+    held = tokens.evaluation_windows(data.val, min(n_ctx, len(data.val) - 1), 1, vocab_size=size)
+    val = [torch.from_numpy(x).to(model.wte.weight.device) for x, _ in itertools.islice(held, command.held_out)]
+    out = Path(command.out or Path(command.run) / LENS)
+    if not out.parent.is_dir():
+        raise DataError(f"{out.parent}: no such folder; make it first, or give --out FILE")
+    with screen.bar("tuning", command.steps) as bar, stoppable() as check:
+
+        def show(done: TuningStep) -> None:
+            bar.at(done.step, f"KL {sum(done.kl) / len(done.kl):.3f}")
+
+        def batch(step: int) -> torch.Tensor:
+            return torch.from_numpy(windows.batch(step, command.batch_size)[0]).to(model.wte.weight.device)
+
+        before = lens_kl(model, val)
+        tuned, _ = train_lens(model, batch, steps=command.steps, lr=command.lr, progress=show, should_stop=check)
+        after = lens_kl(model, val, tuned)
+    tuned.save(out, model)
+    labels = [label(point) for point in depths(model.config)]
+    screen.say(f"KL to the model's own distribution, nats, on {len(val)} held-out windows")
+    screen.table(("depth", "logit lens", "tuned lens"), zip(labels, before, after, strict=True))
+    screen.say(f"wrote {out}")
+    screen.say(f'next  mainstem inspect lens {command.run} "..." --tuned')
+    rows = [
+        {"label": name, "logit_lens": b, "tuned_lens": a} for name, b, a in zip(labels, before, after, strict=True)
+    ]
+    result = {"lens": str(out), "steps": command.steps, "kl": rows}
+    arrays = {"labels": labels, "logit_lens": before, "tuned_lens": after}
+    finish(command, screen, result, lambda: arrays)

@@ -1,0 +1,18 @@
+"""Verbs that have several questions: a table of them, and the module of the one that was typed."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+
+from mainstem.errors import UserError, nearest
+
+
+def choose(verb: str, about: str, table: Mapping[str, str], argv: Sequence[str]) -> None:
+    """Run the question that argv names first, `mainstem.cli.{verb}.{question}`; without one, say what there is."""
+    if not argv or argv[0] in ("-h", "--help"):
+        lines = "\n".join(f"  {name:<13}{what}" for name, what in table.items())
+        print(f"usage: mainstem {verb} QUESTION ...\n\n{about}\n\n{lines}\n")
+        print(f"mainstem {verb} QUESTION --help   its arguments; --json gives one object on stdout")
+        return
+    if argv[0] not in table:
+        raise UserError(f"{verb}: unknown question {argv[0]!r}; {nearest(argv[0], table)}")
+    importlib.import_module(f"mainstem.cli.{verb}.{argv[0]}").main(argv[1:])

@@ -1,0 +1,133 @@
+"""Ablation: what a metric loses when one unit at a time is taken out of the pass."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mainstem.errors import ConfigError, nearest
+from mainstem.model.gpt import GPT
+from mainstem.model.mode import evaluating
+from mainstem.model.norms import Empty
+from mainstem.stream.intervene import Change, Intervention, Referred, locate, mean, resample, zero
+from mainstem.stream.metrics import Metric
+from mainstem.stream.record import Record, places
+from mainstem.stream.rerun import Rerun, choose_blocks, recorded
+
+UNITS = ("branch", "head", "neuron")
+WAYS = ("zero", "mean", "resample")
+
+ANOTHER_CUT = (
+    "this model's stream is normalised or scaled where a branch joins it; there, to add zeros is not to drop the branch"
+)
+"""The note of a result whose zero ablations are not what dropping the branch, join and all, would give."""
+
+
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """What the metric became without each unit, less what it was; of B rows."""
+
+    labels: list[str]
+    """`0_attn_out`, `L0H3`, `L0N17`; in the order of the forward pass."""
+    values: Tensor
+    """(units, B), metric without the unit - baseline."""
+    baseline: Tensor
+    """(B,), the metric of the whole model."""
+    how: str
+    note: str = ""
+    """What a reader of the numbers should know."""
+
+    @property
+    def mean(self) -> Tensor:
+        """(units,), over the rows."""
+        return self.values.mean(-1)
+
+    def __getitem__(self, label: str) -> Tensor:
+        """One unit's, (B,). Raises ConfigError with the nearest label."""
+        if label not in self.labels:
+            raise ConfigError(f"label: no unit {label!r}; {nearest(label, self.labels)}")
+        return self.values[self.labels.index(label)]
+
+    def strongest(self, count: int) -> list[tuple[str, float]]:
+        """The `count` units of the largest mean effect, by magnitude."""
+        means = self.mean
+        return [(self.labels[i], means[i].item()) for i in means.abs().argsort(descending=True)[:count].tolist()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """`label` and `effect`, the mean, of each unit: plain values."""
+        every = zip(self.labels, self.mean.tolist(), strict=True)
+        return [{"label": label, "effect": effect} for label, effect in every]
+
+
+def ablation(
+    model: GPT,
+    ids: Tensor,
+    metric: Metric,
+    units: str = "branch",
+    how: str = "zero",
+    reference: Record | Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    layers: Sequence[int] | None = None,
+    should_stop: Callable[[], None] = lambda: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Effects:
+    """The metric with each unit alone ablated, at all positions, less the metric of the whole model.
+
+    Blocks before an ablated one are not run again, and units are run together.
+
+    Args:
+        model: any GPT.
+        ids: (B, T).
+        metric: logits (B, T, V) -> (B,).
+        units: `branch`: each write to the stream; `head`: each head's `z`; `neuron`: each of the MLPs' `post`.
+        how: `zero`; `mean`, over the reference's rows and positions; `resample`, what the reference had there.
+        reference: a record, or ids. For `mean`, None is the ids themselves; for `resample`, it has their length, and as
+            many rows or one.
+        mask: (B, T) bool, false at padding.
+        layers: the blocks whose units are ablated; None is all, which `neuron` has too many of.
+        should_stop: called between passes; it may raise.
+        progress: called with the units done and their number.
+
+    Raises ConfigError for unknown units and ways, blocks out of range, `resample` without a reference, and a metric
+    that does not return a number for each row.
+    """
+    for name, value, valid in (("units", units, UNITS), ("how", how, WAYS)):
+        if value not in valid:
+            raise ConfigError(f"{name}: unknown value {value!r}; {nearest(value, valid)}")
+    if how == "resample" and reference is None:
+        raise ConfigError("reference: resample takes what another pass had; give its ids, or a record of it")
+    if units == "neuron" and layers is None:
+        raise ConfigError("layers: the neurons of all blocks are too many to ablate one by one; name blocks, [3]")
+    chosen = choose_blocks(layers, model)
+    targets = [(layer, label) for layer in chosen for label in _labels(model, units, layer)]
+    if not targets:
+        raise ConfigError(f"units: the blocks {chosen} have no {units} to ablate")
+    points = {locate(label, model.config).point for _, label in targets}
+    with torch.no_grad(), evaluating(model):
+        base = Rerun(model, ids, metric, mask, points)
+        other = recorded(model, reference, points) if isinstance(reference, Tensor) else reference or base.record
+        changed: dict[str, Change | Referred] = {"zero": zero(), "mean": mean(other), "resample": resample(other)}
+        changes = [(layer, Intervention(model, {label: changed[how]})) for layer, label in targets]
+        ablated = base.under(changes, should_stop=should_stop, progress=progress)
+    joins = [place.join for place in places(model) if place.layer in chosen]
+    another = how == "zero" and units == "branch" and not all(map(_drops, joins))
+    labels, note = [label for _, label in targets], ANOTHER_CUT if another else ""
+    return Effects(labels, ablated - base.baseline, base.baseline, how, note)
+
+
+def _labels(model: GPT, units: str, layer: int) -> Iterator[str]:
+    config = model.config
+    if units == "branch":
+        yield from (place.label for place in places(model) if place.layer == layer)
+    elif units == "head":
+        yield from (f"L{layer}H{head}" for head in range(config.n_head))
+    else:
+        yield from (f"L{layer}N{neuron}" for neuron in range(config.d_mlp))
+
+
+def _drops(join: nn.Module) -> bool:
+    """Whether a write of zeros leaves the stream as it was."""
+    return isinstance(join.ln_add, Empty) and isinstance(join.skip, nn.Identity)

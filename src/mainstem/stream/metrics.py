@@ -1,0 +1,135 @@
+"""Metrics: what an ablation or a patch is judged by, a number for each row of a batch.
+
+A metric is any function of the logits, (B, T, V) -> (B,). One that looks at a single position is better given as an
+`AtPosition`: where many passes are measured, only that position is unembedded.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mainstem.errors import ConfigError
+from mainstem.model.gpt import GPT
+
+Metric = Callable[[Tensor], Tensor]
+"""Logits (B, T, V) -> (B,)."""
+Ids = int | Tensor
+"""One id for all rows, or one for each, (B,)."""
+
+
+class AtPosition(ABC):
+    """A metric of the logits at one position."""
+
+    pos: int
+    """From 0; or from -1, backwards."""
+
+    @abstractmethod
+    def at(self, logits: Tensor) -> Tensor:
+        """(B, V), the logits at the position -> (B,)."""
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """(B, T, V) -> (B,)."""
+        return self.at(logits[:, position(self.pos, logits.shape[1])])
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLogit(AtPosition):
+    """The logit of a token."""
+
+    answer: Ids
+    pos: int = -1
+
+    def at(self, logits: Tensor) -> Tensor:
+        """(B, V) -> (B,)."""
+        return _chosen(logits, self.answer, "answer")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLogProb(AtPosition):
+    """The log-probability of a token, in nats."""
+
+    answer: Ids
+    pos: int = -1
+
+    def at(self, logits: Tensor) -> Tensor:
+        """(B, V) -> (B,)."""
+        return _chosen(logits.log_softmax(-1), self.answer, "answer")
+
+
+@dataclass(frozen=True, eq=False)
+class LogitDifference(AtPosition):
+    """The logit of a token less that of another: what cannot be moved by raising all alike."""
+
+    answer: Ids
+    foil: Ids
+    pos: int = -1
+
+    def at(self, logits: Tensor) -> Tensor:
+        """(B, V) -> (B,)."""
+        return _chosen(logits, self.answer, "answer") - _chosen(logits, self.foil, "foil")
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """The mean cross-entropy of each row's next tokens, in nats.
+
+    Args:
+        ids: (B, T), which the model reads.
+        mask: (B, T) bool, false at padding, which is neither read nor predicted.
+    """
+
+    ids: Tensor
+    mask: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.ids.ndim != 2 or self.ids.shape[1] < 2:
+            raise ConfigError(f"ids of shape {tuple(self.ids.shape)} have no next tokens; give (B, T), T at least 2")
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """(B, T, V) -> (B,)."""
+        if logits.shape[:2] != self.ids.shape:
+            raise ConfigError(f"logits of {tuple(logits.shape[:2])} positions, and ids of {tuple(self.ids.shape)}")
+        nats = F.cross_entropy(logits[:, :-1].transpose(1, 2), self.ids[:, 1:], reduction="none")  # (B, T - 1)
+        if self.mask is None:
+            return nats.mean(1)
+        read = (self.mask[:, :-1] & self.mask[:, 1:]).to(nats.dtype)
+        return (nats * read).sum(1) / read.sum(1)
+
+
+def _chosen(logits: Tensor, ids: Ids, what: str) -> Tensor:
+    """The ids' own column of (B, V), for each row."""
+    B, V = logits.shape
+    chosen = torch.as_tensor(ids, device=logits.device)
+    if chosen.shape not in ((), (B,)):
+        raise ConfigError(f"{what}: ids of shape {tuple(chosen.shape)} for {B} rows; give one, or one for each row")
+    if not 0 <= int(chosen.min()) <= int(chosen.max()) < V:
+        raise ConfigError(f"{what}: id {int(chosen.max())} is outside 0..{V - 1}")
+    return logits.gather(1, chosen.expand(B)[:, None])[:, 0]
+
+
+def position(pos: int, T: int) -> int:
+    """The position from 0. Raises ConfigError for one that T positions do not have."""
+    if not -T <= pos < T:
+        raise ConfigError(f"pos: {pos} is out of range; the text has {T} positions, from 0 (or from -1, backwards)")
+    return pos % T
+
+
+def checked(value: Tensor, rows: int) -> Tensor:
+    """What a metric returned. Raises ConfigError where that is not a number for each row."""
+    if not isinstance(value, Tensor) or value.shape != (rows,):
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(f"metric: it returned {got}; it must return a number for each row, ({rows},)")
+    return value
+
+
+def measured(model: GPT, final: Tensor, metric: Metric) -> Tensor:
+    """The metric, (B,), of a pass that left `resid_final`, (B, T, C); no more of it is unembedded than is looked at."""
+    if isinstance(metric, AtPosition):
+        value = metric.at(model.unembed(final[:, position(metric.pos, final.shape[1])]))
+    else:
+        value = metric(model.unembed(final))
+    return checked(value, final.shape[0])

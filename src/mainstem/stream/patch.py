@@ -1,0 +1,288 @@
+"""Activation patching: the part of a clean pass that, put into a corrupted one, brings the clean behaviour back.
+
+Clean and corrupted inputs differ in what matters for a behaviour, and a metric tells the two apart. The effect of a
+patch is what the metric gains by it; 1 where the patch restores all of the difference, 0 where it restores none (Vig et
+al. 2020; Meng et al. 2022, section 2; Wang et al. 2022).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mainstem.errors import ConfigError, nearest
+from mainstem.model.gpt import GPT
+from mainstem.model.mode import evaluating
+from mainstem.stream.capture import capture
+from mainstem.stream.intervene import At, Intervention, Target, locate, resample
+from mainstem.stream.metrics import Metric, checked, measured, position
+from mainstem.stream.record import Record
+from mainstem.stream.rerun import ROOM, Rerun, choose_blocks, recorded
+
+STREAM = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+"""Patched at one position of one block."""
+HEADS = {"head": "z", "q": "q", "k": "k", "v": "v", "pattern": "pattern"}
+"""Patched for one head of one block, at all positions: what is asked for -> the point."""
+
+
+@dataclass(frozen=True, eq=False)
+class Patched:
+    """What patches did to a metric, of B pairs of a clean and a corrupted input."""
+
+    effects: Tensor
+    """(..., B), the metric of the patched pass less that of the corrupted one."""
+    clean: Tensor
+    """(B,), the metric of the clean pass."""
+    corrupt: Tensor
+    """(B,), of the corrupted one."""
+
+    @property
+    def values(self) -> Tensor:
+        """(...), the normalised effect, (m_patched - m_corrupt) / (m_clean - m_corrupt), of the means over the pairs.
+
+        Raises ConfigError where the metric does not tell clean from corrupted.
+        """
+        gap = (self.clean - self.corrupt).mean()
+        if gap == 0:
+            raise ConfigError(
+                f"metric: it is {self.clean.mean().item():.4g} for the clean and the corrupted input alike: there is "
+                "nothing to restore; choose another pair or metric, or look at `effects`"
+            )
+        return self.effects.mean(-1) / gap
+
+
+@dataclass(frozen=True, eq=False)
+class Grid(Patched):
+    """Patches by block and position, or by block and head: `effects` is (layers, columns, B)."""
+
+    what: str
+    """One of STREAM or HEADS."""
+    layers: list[int]
+    columns: list[int]
+    """Positions, or heads."""
+
+    def label(self, row: int, column: int) -> str:
+        """What a cell is of: `2_attn_out at 5`, `L2H3`, `L2H3.q`."""
+        layer, at = self.layers[row], self.columns[column]
+        if self.what in HEADS:
+            return f"L{layer}H{at}" + ("" if self.what == "head" else f".{self.what}")
+        return f"{layer}_{self.what} at {at}"
+
+    def strongest(self, count: int) -> list[tuple[str, float]]:
+        """The `count` cells of the largest normalised effect, by magnitude."""
+        values, width = self.values.flatten(), len(self.columns)
+        order = values.abs().argsort(descending=True)[:count].tolist()
+        return [(self.label(*divmod(i, width)), values[i].item()) for i in order]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """`layer`, and the normalised `values` by column, of each row: plain values."""
+        every = zip(self.layers, self.values.tolist(), strict=True)
+        return [{"layer": layer, "values": values} for layer, values in every]
+
+
+def patch(
+    model: GPT,
+    clean: Tensor,
+    corrupt: Tensor,
+    targets: Target | list[Target],
+    metric: Metric,
+    *,
+    mask: Tensor | None = None,
+) -> Patched:
+    """The corrupted pass with the clean values at targets, all at once; `effects` is (B,).
+
+    Args:
+        model: any GPT.
+        clean, corrupt: ids, (B, T) both.
+        targets: one or a list: a point, `At` a part of it, `L1H3`, `L1H3.q`, `L2N17`, `0_mlp_out`.
+        metric: logits (B, T, V) -> (B,).
+        mask: (B, T) bool, false at padding, of both.
+
+    Raises ConfigError for inputs of unequal shapes and unknown targets.
+    """
+    check_pair(clean, corrupt)
+    every = targets if isinstance(targets, list) else [targets]
+    points = {locate(target, model.config).point for target in every}
+    source = recorded(model, clean, [*points, "resid_final"], mask)
+    base = recorded(model, corrupt, ["resid_final"], mask)
+    tap = Intervention(model, [(target, resample(source)) for target in every])
+    with torch.no_grad(), evaluating(model):
+        finals = (source["resid_final"], base["resid_final"], model.stream(corrupt, mask=mask, tap=tap))
+        before, without, patched = (measured(model, final, metric) for final in finals)
+    return Patched(patched - without, before, without)
+
+
+def patch_grid(
+    model: GPT,
+    clean: Tensor,
+    corrupt: Tensor,
+    metric: Metric,
+    what: str = "resid_pre",
+    *,
+    mask: Tensor | None = None,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+    should_stop: Callable[[], None] = lambda: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Grid:
+    """The corrupted pass with the clean value in one place, for every place of a grid.
+
+    Blocks and positions before a patch are not run again, so a cell costs a part of a pass.
+
+    Args:
+        model: any GPT.
+        clean, corrupt: ids, (B, T) both.
+        metric: logits (B, T, V) -> (B,); one of a single position, as in `metrics`, has only that unembedded.
+        what: `resid_pre resid_mid resid_post attn_out mlp_out`: one block at one position. `head` (its `z`),
+            `q k v pattern`: one head of one block, at all positions together.
+        mask: (B, T) bool, false at padding, of both.
+        layers: blocks; None is all.
+        positions: those of the grid; for heads, those that are patched. None is all.
+        should_stop: called between chunks; it may raise.
+        progress: called with the cells done and their number.
+
+    Raises ConfigError for inputs of unequal shapes, an unknown `what`, blocks and positions out of range, and a metric
+    that does not return a number for each row.
+    """
+    chosen, at, targets = _cells(model, clean, corrupt, what, layers, positions)
+    with torch.no_grad(), evaluating(model):
+        base = Rerun(model, corrupt, metric, mask)
+        source = recorded(model, clean, [*targets, "resid_final"], mask)
+        before = measured(model, source["resid_final"], metric)
+        if what in HEADS:
+            columns = list(range(model.config.n_head))
+            changes = [
+                (layer, Intervention(model, {At(target, None if positions is None else at, head): resample(source)}))
+                for layer, target in zip(chosen, targets, strict=True)
+                for head in columns
+            ]
+            patched = base.under(changes, at[0], should_stop, progress).unflatten(0, (len(chosen), -1))
+        else:
+            columns, patched = at, _by_position(base, source, what, chosen, at, should_stop, progress)
+    return Grid(patched - base.baseline, before, base.baseline, what, chosen, columns)
+
+
+def attribution_patch(
+    model: GPT,
+    clean: Tensor,
+    corrupt: Tensor,
+    metric: Metric,
+    what: str = "resid_pre",
+    *,
+    mask: Tensor | None = None,
+    layers: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
+) -> Grid:
+    """`patch_grid` to first order, by one backward pass: (clean - corrupt) . the metric's gradient at corrupt.
+
+    The arguments and errors are those of `patch_grid`. Nanda 2023, "Attribution Patching".
+    """
+    chosen, at, targets = _cells(model, clean, corrupt, what, layers, positions)
+    rows = len(corrupt)
+    source = recorded(model, clean, [*targets, "resid_final"], mask)
+    trace = capture(
+        model, corrupt, [*targets, "resid_final"], mask=mask, metric=lambda logits: checked(metric(logits), rows)
+    )
+    with torch.no_grad(), evaluating(model):
+        before, without = (measured(model, record["resid_final"], metric) for record in (source, trace))
+        effects = []
+        for target in targets:
+            moved = (source[target] - trace[target]) * trace.gradient(target)
+            if what == "pattern":  # (B, H, T, T)
+                effects.append(moved[:, :, at].sum((2, 3)).T)
+            elif what in HEADS:  # (B, T, H, D)
+                effects.append(moved[:, at].sum((1, 3)).T)
+            else:  # (B, T, C)
+                effects.append(moved[:, at].sum(2).T)
+    columns = list(range(model.config.n_head)) if what in HEADS else at
+    return Grid(torch.stack(effects), before, without, what, chosen, columns)
+
+
+def check_pair(clean: Tensor, corrupt: Tensor) -> None:
+    """Raise ConfigError unless both are ids (B, T) of one shape."""
+    if clean.shape != corrupt.shape or clean.ndim != 2:
+        raise ConfigError(
+            f"clean ids of shape {tuple(clean.shape)} and corrupt ids of {tuple(corrupt.shape)}; a patch goes from a "
+            "position to the same position, so give both the same (B, T)"
+        )
+
+
+def _cells(
+    model: GPT,
+    clean: Tensor,
+    corrupt: Tensor,
+    what: str,
+    layers: Sequence[int] | None,
+    positions: Sequence[int] | None,
+) -> tuple[list[int], list[int], list[str]]:
+    """Blocks, positions, and the point of each block."""
+    check_pair(clean, corrupt)
+    if what not in (*STREAM, *HEADS):
+        raise ConfigError(f"what: unknown value {what!r}; {nearest(what, (*STREAM, *HEADS))}")
+    chosen, T = choose_blocks(layers, model), corrupt.shape[1]
+    at = sorted({position(pos, T) for pos in (range(T) if positions is None else positions)})
+    if not at:
+        raise ConfigError("positions: none is given; give at least one, or None for all")
+    return chosen, at, [locate((HEADS.get(what, what), layer), model.config).point for layer in chosen]
+
+
+def _by_position(
+    base: Rerun,
+    source: Record,
+    what: str,
+    layers: list[int],
+    positions: list[int],
+    should_stop: Callable[[], None],
+    progress: Callable[[int, int], None],
+) -> Tensor:
+    """The metric of each cell, (layers, positions, B).
+
+    But for attention, a block works on each position by itself. So the patch of a write, or of the stream, at one
+    position is another stream at that position where the next block begins, and nothing else. What that would be, at
+    all positions at once, is told by one pass of the patched block.
+    """
+    B, T = base.record.ids.shape
+    later = 0 if what == "resid_pre" else 1
+    entries = [layer + later for layer in layers]
+    patched = [_patched(base, source, (what, layer)) for layer in layers]  # (B, T, C) each
+    found, done = base.baseline.new_empty(len(layers), len(positions), B), 0
+    for rows, columns in _parts(len(layers), positions, B, T):
+        should_stop()
+        here = positions[columns]
+        entering = {
+            block: _at_each(base.entry(block), stream, here)
+            for block, stream in zip(entries[rows], patched[rows], strict=True)
+        }
+        values = base.measure(base.final(entering, here[0]), here[0])
+        found[rows, columns] = values.unflatten(0, (len(entering), len(here)))
+        done += len(entering) * len(here)
+        progress(done, len(layers) * len(positions))
+    return found
+
+
+def _parts(layers: int, positions: list[int], B: int, T: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of the grid that are run together, from the first of their positions on."""
+    first = 0
+    while first < len(positions):
+        size = max(1, ROOM // (B * (T - positions[first])))  # copies at once
+        width, height = max(1, size // layers), min(size, layers)
+        for top in range(0, layers, height):
+            yield slice(top, top + height), slice(first, first + width)
+        first += width
+
+
+def _patched(base: Rerun, source: Record, key: tuple[str, int]) -> Tensor:
+    """The stream, (B, T, C), where the next block begins, with the point of a block patched at every position."""
+    if key[0] == "resid_pre":
+        return source[key]
+    return base.left(key[1], [Intervention(base.model, {key: resample(source)})])[0]
+
+
+def _at_each(stream: Tensor, patched: Tensor, positions: list[int]) -> Tensor:
+    """The stream from the first position on, (positions, B, T - first, C), in each copy patched at one position."""
+    start, rows = positions[0], torch.arange(len(positions))
+    copies = stream[:, start:].repeat(len(positions), 1, 1, 1)
+    copies[rows, :, torch.tensor(positions) - start] = patched[:, positions].transpose(0, 1)
+    return copies

@@ -1,0 +1,114 @@
+"""Path patching: what one write does to another branch directly, with every other way closed.
+
+Two passes of the corrupted input. In the first the sender writes what it wrote in the clean pass, and every branch
+after it what it wrote in the corrupted one; so what is new to the receivers has come from the sender alone, along the
+stream. What they make of it is kept, and in the second pass, with nothing frozen, it is put in their place (Wang et al.
+2022; Goldowsky-Dill et al. 2023). Norms are frozen in neither.
+"""
+
+import re
+
+import torch
+from torch import Tensor
+
+from mainstem.config import ModelConfig
+from mainstem.errors import ConfigError
+from mainstem.model.gpt import GPT
+from mainstem.model.mode import evaluating
+from mainstem.stream.intervene import At, Change, Intervention, Referred, Target, locate, resample, set_to
+from mainstem.stream.metrics import Metric, measured
+from mainstem.stream.patch import Patched, check_pair
+from mainstem.stream.record import places
+from mainstem.stream.rerun import recorded
+
+_SENDERS = ("embed", "attn.z", "attn_out", "mlp.post", "mlp_out")
+_BRANCH = re.compile(r"(\d+)_(attn|mlp)")
+
+
+def path_patch(
+    model: GPT,
+    clean: Tensor,
+    corrupt: Tensor,
+    sender: Target,
+    receivers: Target | list[Target],
+    metric: Metric,
+    *,
+    freeze_mlps: bool = True,
+    mask: Tensor | None = None,
+) -> Patched:
+    """Patch the direct path from a sender to receivers; `effects` is (B,).
+
+    Args:
+        model: any GPT.
+        clean, corrupt: ids, (B, T) both.
+        sender: a head `L0H1`, a neuron `L0N17`, a branch `0_mlp_out`, or `embed`; or `At` some positions of one.
+        receivers: one or a list: what a head reads, `L1H2.q`, `.k` or `.v`, or all three, `L1H2`; a branch, `1_mlp` or
+            `1_attn`; or `final`, what `ln_f` reads. A branch that receives is known by what it then writes.
+        metric: logits (B, T, V) -> (B,).
+        freeze_mlps: whether MLPs keep what they wrote; False counts paths through them as direct, as Wang et al. do.
+        mask: (B, T) bool, false at padding, of both.
+
+    Raises ConfigError for inputs of unequal shapes, unknown senders and receivers, and a receiver that comes before the
+    sender.
+    """
+    check_pair(clean, corrupt)
+    every = [_receiver(each, model.config) for each in (receivers if isinstance(receivers, list) else [receivers])]
+    point = _sender(sender, every, model.config)
+    frozen = [
+        place.write
+        for place in places(model)
+        if _stage(place.write, model.config) > _stage(point, model.config) and (place.kind == "attn" or freeze_mlps)
+    ]
+    source = recorded(model, clean, [point, "resid_final"], mask)
+    base = recorded(model, corrupt, [*frozen, "resid_final"], mask)
+    received: dict[int, Tensor] = {}
+    changes: list[tuple[Target, Change | Referred]] = [
+        *((receiver, _keep(received, i)) for i, receiver in enumerate(every)),  # before its own write is frozen
+        *((write, resample(base)) for write in frozen),
+        (sender, resample(source)),
+    ]
+    with torch.no_grad(), evaluating(model):
+        model.stream(corrupt, mask=mask, tap=Intervention(model, changes))
+        second = Intervention(model, [(receiver, set_to(received[i])) for i, receiver in enumerate(every)])
+        finals = (source["resid_final"], base["resid_final"], model.stream(corrupt, mask=mask, tap=second))
+        before, without, patched = (measured(model, final, metric) for final in finals)
+    return Patched(patched - without, before, without)
+
+
+def _keep(received: dict[int, Tensor], i: int) -> Change:
+    def change(x: Tensor) -> Tensor:
+        received[i] = x
+        return x
+
+    return change
+
+
+def _receiver(target: Target, config: ModelConfig) -> Target:
+    """The target at which a receiver is known. Raises ConfigError for the stream between branches."""
+    at = target if isinstance(target, At) else At(target)
+    branch = _BRANCH.fullmatch(at.target) if isinstance(at.target, str) else None
+    key = "resid_final" if at.target == "final" else f"{branch[0]}_out" if branch else at.target
+    point = locate(key, config).point
+    if ".resid" in point or "embed" in point:
+        raise ConfigError(f"receiver: {point!r} is the stream itself; give 'L1H2.q', '1_mlp', '1_attn' or 'final'")
+    return At(key, at.pos, at.units)
+
+
+def _sender(target: Target, receivers: list[Target], config: ModelConfig) -> str:
+    """The point of a sender. Raises ConfigError for one that does not write to the stream before every receiver."""
+    point = locate(target, config).point
+    if not point.endswith(_SENDERS):
+        raise ConfigError(f"sender: {point!r} is not written to the stream; give 'L0H1', '0_mlp_out' or 'embed'")
+    for receiver in receivers:
+        reads = locate(receiver, config).point
+        if _stage(reads, config) <= _stage(point, config):
+            raise ConfigError(f"receiver: {reads!r} comes before {point!r} has been written; a path goes onwards")
+    return point
+
+
+def _stage(point: str, config: ModelConfig) -> int:
+    """Which branch a point belongs to, counted in the order of the forward pass; -1 is before the first."""
+    if not point.startswith("blocks."):
+        return 2 * config.n_layer if point == "resid_final" else -1
+    _, layer, name = point.split(".", 2)
+    return 2 * int(layer) + name.startswith("mlp")

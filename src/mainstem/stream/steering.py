@@ -1,0 +1,34 @@
+"""Steering: a direction of the stream that stands for a difference between texts."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from mainstem.errors import ConfigError
+from mainstem.model.gpt import GPT
+from mainstem.stream.capture import Ids, capture
+from mainstem.stream.intervene import Target, locate
+
+if TYPE_CHECKING:
+    from mainstem.text.tokenizer import Tokenizer
+
+
+def steering_vector(
+    model: GPT, positive: Ids, negative: Ids, point: Target, tokenizer: "Tokenizer | None" = None
+) -> Tensor:
+    """The mean activation at the last position of the positive texts, less that of the negative ones.
+
+    Args:
+        model: any GPT.
+        positive, negative: texts, or rows of ids, of any lengths and numbers.
+        point: where: of the stream (C,); of a head (D,), `L1H3`; any target but `pattern`.
+        tokenizer: for texts.
+
+    Add it with `Intervention(model, {point: add(vector, scale)})`. Rimsky et al. 2023, Contrastive Activation Addition.
+    """
+    spot = locate(point, model.config)
+    if spot.of_pattern or spot.pos is not None:
+        raise ConfigError(f"point: {point!r} is not a vector at each text's last position; give ('resid_post', 3)")
+    sides = (capture(model, ids, [spot.point], tokenizer=tokenizer)[spot.point] for ids in (positive, negative))
+    more, less = (spot.part(values)[:, -1].mean(0) for values in sides)
+    return more - less

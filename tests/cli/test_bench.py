@@ -1,0 +1,65 @@
+"""`mainstem bench`: the figures as a table and as an object."""
+
+import sys
+
+import pytest
+
+from mainstem.bench import memory
+from mainstem.bench.inspect import FIGURES
+from mainstem.bench.peer import PACKAGE
+from mainstem.cli import bench
+
+LINE = ("bench", "inspect", "--preset", "tiny", "--tokens", "12", "--grid-tokens", "5", "--rounds", "1")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """No process of its own for the memory, and no peer, whether or not it is installed."""
+    monkeypatch.setattr(memory, "alone", lambda function, *arguments: function(*arguments))
+    monkeypatch.setitem(sys.modules, f"{PACKAGE}.model_bridge.sources", None)
+
+
+def test_the_figures_as_an_object(mainstem):
+    result = mainstem(*LINE, "--json")
+    assert result.code == 0
+    found = result.json
+    assert found["capture_over_forward"] > 0
+    assert found["patch_grid_ratio"] > 0
+    assert found["composition_speedup"] is found["head_attribution_ratio"] is found["memory_ratio"] is None
+    assert found["shape"]["tokens"] == 12
+    assert "note: TransformerLens is not compared" in result.err
+    assert "pip install mainstem[bench]" in result.err
+
+
+def test_the_figures_for_a_person(mainstem):
+    said = mainstem(*LINE).out
+    assert said.startswith("tiny: 2 blocks of 2 heads, 64 wide")
+    assert "12 tokens are read, and 5 in the grid of patches" in said
+    for figure in FIGURES:
+        (row,) = [line.split() for line in said.splitlines() if line.split()[:1] == [figure.name]][:1]
+        assert (row[1] == "-") == figure.needs_peer
+        assert figure.about in said
+
+
+def test_its_help_lists_the_questions(mainstem):
+    said = mainstem("bench", "--help").out
+    for name, about in bench.QUESTIONS.items():
+        assert name in said
+        assert about in said
+    assert "--grid-tokens" in mainstem("bench", "inspect", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["inspct"], "bench: unknown question 'inspct'; did you mean 'inspect'?"),
+        (["inspect", "--preset", "gtp2"], "did you mean 'gpt2'?"),
+        (["inspect", "--preset", "tiny"], "tokens: 256 is not possible; give 2 to 64, the context of tiny"),
+        ([*LINE[1:-1], "0"], "rounds: 0 is not possible; give at least 1"),
+    ],
+)
+def test_a_wrong_line_is_one_message(mainstem, argv, said):
+    result = mainstem("bench", *argv)
+    assert result.code == 2
+    assert said in result.err
+    assert "Traceback" not in result.err
