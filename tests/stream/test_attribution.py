@@ -77,7 +77,14 @@ def test_a_text_is_a_token():
 
 @pytest.mark.parametrize(
     ("token", "foil", "words"),
-    [(11, None, ["token", "11", "0..10"]), (3, -1, ["foil"]), ("a", None, ["tokenizer="])],
+    [
+        (11, None, ["token", "11", "0..10"]),
+        (3, -1, ["foil", "-1"]),
+        ("a", None, ["tokenizer="]),
+        (torch.tensor([-5, 3]), None, ["-5"]),
+        (torch.tensor([1, 2, 3]), None, ["(3,)", "(2, 7)"]),
+        (1.5, None, ["float32"]),
+    ],
 )
 def test_errors(token, foil, words):
     trace = capture(build(small()), tokens(small()))

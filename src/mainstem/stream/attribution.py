@@ -14,15 +14,18 @@ Token = int | str | Tensor
 
 
 def token_ids(record: Record, token: Token, what: str = "token") -> Tensor:
-    """The ids, broadcastable to (B, T). Raises ConfigError for an id outside the vocabulary, DataError for a text."""
+    """The ids, broadcastable to (B, T). Raises ConfigError for what is not that, DataError for a text of several."""
     if isinstance(token, str):
         if record.tokenizer is None:
             raise ConfigError(f"{what}: {token!r} is a text, and the trace has no tokenizer; give an id, or tokenizer=")
         token = single_token(record.tokenizer, token)
-    ids, V = torch.as_tensor(token, device=record.ids.device), record.model.config.vocab_size
-    if not 0 <= int(ids.min()) <= int(ids.max()) < V:
-        raise ConfigError(f"{what}: id {int(ids.max())} is outside 0..{V - 1}")
-    return ids[:, None] if ids.ndim == 1 else ids
+    ids, V, (B, T) = torch.as_tensor(token, device=record.ids.device), record.model.config.vocab_size, record.ids.shape
+    if ids.shape not in ((), (1,), (B,), (1, T), (B, 1), (B, T)) or ids.is_floating_point():
+        raise ConfigError(f"{what}: {ids.dtype} of shape {tuple(ids.shape)}; give one id, or whole numbers ({B}, {T})")
+    for i in (int(ids.min()), int(ids.max())):
+        if not 0 <= i < V:
+            raise ConfigError(f"{what}: id {i} is outside 0..{V - 1}")
+    return (ids[:, None] if ids.ndim == 1 else ids).long()
 
 
 def attribution(

@@ -1,6 +1,6 @@
 """Capture: one forward pass, and a trace of the stream that answers questions about it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from mainstem.generation.decoding import stream as generation
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.tap import Recorder, all_points
+from mainstem.stream.metrics import Metric
 from mainstem.stream.points import BUDGET, Key, select, size
 from mainstem.stream.trace import Trace
 
@@ -21,8 +22,6 @@ INSIDE = ("q", "k", "v", "pattern", "pre", "post")
 """What a capture leaves out unless it is asked for: each is computed again, block by block, from what is kept."""
 
 Ids = Tensor | Sequence[Sequence[int]] | str | Sequence[str]
-Metric = Callable[[Tensor], Tensor]
-"""Logits (B, T, V) -> (B,), or one number."""
 
 
 def default_points(model: GPT) -> list[str]:

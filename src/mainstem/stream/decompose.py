@@ -16,6 +16,7 @@ from mainstem.errors import ConfigError, nearest
 from mainstem.model.attention import Attention
 from mainstem.model.norms import Empty
 from mainstem.stream.frozen import Frozen, freeze
+from mainstem.stream.metrics import position
 from mainstem.stream.points import BUDGET, Key, resolve
 from mainstem.stream.record import Place, Record, places
 
@@ -153,8 +154,7 @@ def normalised(record: Record, x: Tensor, norm: str, pos: Positions = None) -> T
     `own`: as the norm does, with x's own scale, for the lens. `frozen`: with the scale that resid_final had at that
     position, for attribution: then the norm is affine, and the bias is added to each x.
     """
-    if norm not in NORMALISATIONS:
-        raise ConfigError(f"norm: unknown value {norm!r}; {nearest(norm, NORMALISATIONS)}")
+    check_normalisation(norm)
     with torch.no_grad():
         if norm == "own":
             return record.model.ln_f(x)
@@ -171,14 +171,18 @@ def check_unit(by: str) -> None:
         raise ConfigError(f"by: unknown unit {by!r}; {nearest(by, UNITS)}")
 
 
+def check_normalisation(norm: str) -> None:
+    """Raise ConfigError for a normalisation that is not one of NORMALISATIONS."""
+    if norm not in NORMALISATIONS:
+        raise ConfigError(f"norm: unknown value {norm!r}; {nearest(norm, NORMALISATIONS)}")
+
+
 def positions(record: Record, pos: Positions) -> slice:
     """The positions as a range. Raises ConfigError for one that the text does not have."""
     if not isinstance(pos, int):
         return slice(None) if pos is None else pos
-    T = record.ids.shape[1]
-    if not -T <= pos < T:
-        raise ConfigError(f"pos: {pos} is out of range; the text has {T} positions, from 0 (or from -1, backwards)")
-    return slice(pos % T, pos % T + 1)
+    at = position(pos, record.ids.shape[1])
+    return slice(at, at + 1)
 
 
 def frozen(record: Record, place: Place, slot: str, here: slice = slice(None)) -> Frozen:

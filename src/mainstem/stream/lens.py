@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from mainstem.config import ModelConfig
-from mainstem.errors import ConfigError, nearest
+from mainstem.errors import ConfigError
 from mainstem.stream.attribution import Token, token_ids
-from mainstem.stream.decompose import NORMALISATIONS, normalised, positions
+from mainstem.stream.decompose import check_normalisation, normalised, positions
 from mainstem.stream.points import Key, resolve, select
 from mainstem.stream.record import Record
 from mainstem.text.units import pieces
@@ -169,12 +169,11 @@ def lens(
     """
     model = record.model
     config, (B, T) = model.config, record.ids.shape
-    if norm not in NORMALISATIONS:
-        raise ConfigError(f"norm: unknown value {norm!r}; {nearest(norm, NORMALISATIONS)}")
+    check_normalisation(norm)
     if top < 1:
         raise ConfigError(f"top: {top} is not possible; it must be at least 1")
     chosen = depths(config) if points is None else _chosen(points, config)
-    followed = None if token is None else _followed(record, token)
+    followed = None if token is None else token_ids(record, token).expand_as(record.ids)
     following = record.ids.long().roll(-1, dims=1)
     with torch.no_grad():
         streams = {point: record[point] for point in {*chosen, LAST}}
@@ -250,15 +249,6 @@ def _spans(length: int, each: int) -> Iterator[slice]:
     """Ranges that are together all of `length` positions, each of which has `each` logits."""
     step = at_once(each)
     return (slice(start, start + step) for start in range(0, length, step))
-
-
-def _followed(record: Record, token: Token) -> Tensor:
-    """Ids for every position, (B, T)."""
-    ids, (B, T) = token_ids(record, token), record.ids.shape
-    try:
-        return ids.expand(B, T)
-    except RuntimeError:
-        raise ConfigError(f"token: ids of shape {tuple(ids.shape)} for {B} texts of {T} positions") from None
 
 
 def _has_next(record: Record) -> Tensor:

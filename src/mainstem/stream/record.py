@@ -91,8 +91,11 @@ class Record:
         return found if found is not None else self._computed(point)
 
     def __contains__(self, key: Key) -> bool:
-        """Whether the point is held, rather than computed when asked for."""
-        return self._held(resolve(key, self._model.config)) is not None
+        """Whether the point is held, rather than computed when asked for; false for what is no point of the model."""
+        try:
+            return self._held(resolve(key, self._model.config)) is not None
+        except ConfigError:
+            return False
 
     def __repr__(self) -> str:
         B, T = self.ids.shape

@@ -8,7 +8,6 @@ lens. It is trained to make KL(final || softmax(unembed(h + h W + b))) small. No
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +71,7 @@ class TunedLens(nn.Module):
             if not torch.isfinite(tensor).all():
                 raise TrainingFailed(f"{path}: {name} is not finite, so nothing was saved; lower --lr")
         said = {"format": FORMAT, "model": _made_for(model), "unembedding": unembedding_hash(model)}
-        _write(path, save(tensors, said))
+        durable.write_bytes(path, save(tensors, said))
 
     @classmethod
     def load(cls, path: Path, model: GPT) -> Self:
@@ -235,21 +234,6 @@ def _made_for(model: GPT) -> str:
     """What a lens is made for besides the unembedding's numbers, as its file says it."""
     config = model.config.to_dict()
     return json.dumps({**{name: config[name] for name in FIELDS}, "points": depths(model.config)[:-1]})
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file in one step."""
-    if not path.parent.is_dir():
-        raise RunError(f"{path.parent}: no such folder; make it first")
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with durable.room_for(path):
-        try:
-            temporary.write_bytes(data)
-            durable.sync(temporary)
-            os.replace(temporary, path)
-            durable.sync(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -25,8 +25,8 @@ class Tune(Opening):
     """Steps of training."""
     batch_size: int = 4
     """Windows a step."""
-    lr: float = 1e-3
-    """Peak learning rate."""
+    lr: float = 0.3
+    """Peak rate: the share of itself by which a step moves the stream, at most."""
     seed: int = 1
     """Of the order of the windows."""
     held_out: int = 16
