@@ -16,11 +16,11 @@ from mainstem.circuits.composition import composition
 from mainstem.config import PRESETS
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
+from mainstem.model.stack import places
 from mainstem.model.tap import Recorder
 from mainstem.stream.capture import capture
 from mainstem.stream.metrics import LogitDifference
 from mainstem.stream.points import select
-from mainstem.stream.record import places
 from models import Change, build, configs, error, few, small, tokens
 
 SUBJECT = Subject("tiny", tokens=12, grid_tokens=5)

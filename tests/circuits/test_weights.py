@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstem.circuits.weights import check_path, heads, ov, places, qk, reader, readers, writer, writers
+from mainstem.circuits.weights import check_path, heads, ov, qk, reader, readers, writer, writers
 from mainstem.errors import ConfigError
+from mainstem.model.stack import places
 from models import ROWS, Change, build, configs, error, few, normal, record, small, tokens
 
 
@@ -32,10 +33,8 @@ def read_by(model, ids, change=None):
 
 def stream_at(model, points, place):
     """The stream that the join at this place reads, (B, T, C)."""
-    if place == len(places(model)):
-        return points["resid_final"]
-    block, name, _, _ = places(model)[place]
-    return points[f"blocks.{block}.resid_{'pre' if name.endswith('res_1') else 'mid'}"]
+    stack = list(places(model))
+    return points["resid_final" if place == len(stack) else stack[place].reads]
 
 
 def over(points, scales):
@@ -112,8 +111,7 @@ def test_a_path_is_the_linear_path(residual, data):
     changes = {p: lambda _, p=p: points[p] for p in writes} | {p: lambda s, p=p: now.setdefault(p, s) for p in scales}
     point = source.label
     if source.place >= 0:
-        block, name, _, _ = places(model)[source.place]
-        point = f"blocks.{block}.{'attn' if name.endswith('res_1') else 'mlp'}_out"
+        point = list(places(model))[source.place].write
     changes[point] = lambda _: points[point] + moved @ source.matrix
     _, after = read_by(model, ids, Change(changes))
 

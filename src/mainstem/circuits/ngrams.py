@@ -26,10 +26,11 @@ from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.norms import Norm
+from mainstem.model.stack import places
 from mainstem.model.sublayer import Join
 from mainstem.stream.decompose import Positions, Row, Terms, positions
 from mainstem.stream.points import BUDGET
-from mainstem.stream.record import Record, places
+from mainstem.stream.record import Record
 
 CANDIDATES = 10
 """Pairs of source and destination that are looked at, in each head, for each skip-trigram that is wanted."""

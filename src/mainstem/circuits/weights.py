@@ -18,8 +18,8 @@ writer's place is the join that adds it, -1 for the embeddings; a reader's is th
 of joins for the unembedding.
 """
 
+import itertools
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from mainstem.circuits.factors import Factored
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.attention import Attention, rotate, rotation
-from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
-from mainstem.model.mlp import MLP
 from mainstem.model.norms import Empty, LayerNorm, Norm
-from mainstem.model.sublayer import Constant, Join
+from mainstem.model.stack import places
+from mainstem.model.sublayer import Constant
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,27 +130,6 @@ def before(norm: nn.Module, columns: Tensor) -> Tensor:
     return centred(columns.mT).mT if isinstance(norm, LayerNorm) else columns
 
 
-class Place(NamedTuple):
-    """One join of the stack, and the branch that it joins."""
-
-    block: int
-    name: str
-    """Of the join's module, `blocks.0.res_1`."""
-    join: Join
-    branch: Attention | MLP
-
-
-def places(model: GPT) -> list[Place]:
-    """The joins in the order of the forward pass; a block without an MLP has one, any other two."""
-    found = []
-    for index, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
-        found.append(Place(index, f"blocks.{index}.res_1", block.res_1, block.attn))
-        if block.mlp is not None:
-            found.append(Place(index, f"blocks.{index}.res_2", block.res_2, block.mlp))
-    return found
-
-
 def _scales(prefix: str, norm: nn.Module) -> tuple[str, ...]:
     return (f"{prefix}{norm.point}.scale",) if isinstance(norm, Norm) else ()
 
@@ -173,7 +151,7 @@ def writers(model: GPT) -> dict[str, Writer]:
 
 def readers(model: GPT) -> dict[str, Reader]:
     """Every reader by its label, in the order of the forward pass."""
-    found, stack = [], places(model)
+    found, stack = [], list(places(model))
     for place, (block, _, join, branch) in enumerate(stack):
         rest = (join.ln_in, _scales(f"blocks.{block}.", join.ln_in), join.damp)
         if isinstance(branch, Attention):
@@ -218,7 +196,8 @@ def check_path(model: GPT, writer: Writer, reader: Reader) -> float:
     if reader.place <= writer.place:
         raise ConfigError(f"{route}: no virtual weights, for {reader.label} reads before {writer.label} has written")
     product = 1.0
-    for place, (_, name, join, _) in enumerate(places(model)[: reader.place]):
+    for place, at in enumerate(itertools.islice(places(model), reader.place)):
+        join, name = at.join, at.name
         if place > writer.place:
             product *= join.skip.value if isinstance(join.skip, Constant) else 1.0
             if product == 0:

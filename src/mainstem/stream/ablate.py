@@ -11,9 +11,10 @@ from mainstem.errors import ConfigError, nearest
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.norms import Empty
+from mainstem.model.stack import places
 from mainstem.stream.intervene import Change, Intervention, Referred, locate, mean, resample, zero
 from mainstem.stream.metrics import Metric
-from mainstem.stream.record import Record, places
+from mainstem.stream.record import Record
 from mainstem.stream.rerun import Rerun, choose_blocks, recorded
 
 UNITS = ("branch", "head", "neuron")

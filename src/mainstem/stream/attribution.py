@@ -5,8 +5,9 @@ from torch import Tensor
 
 from mainstem.errors import ConfigError
 from mainstem.model.attention import Attention
+from mainstem.model.stack import places
 from mainstem.stream.decompose import Positions, Terms, frozen, frozen_final, positions, project
-from mainstem.stream.record import Record, places
+from mainstem.stream.record import Record
 from mainstem.text.units import single_token
 
 Token = int | str | Tensor

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.attention import Attention
 from mainstem.model.norms import Empty
+from mainstem.model.stack import Place, places
 from mainstem.stream.frozen import Frozen, freeze
 from mainstem.stream.metrics import position
 from mainstem.stream.points import BUDGET, Key, resolve
-from mainstem.stream.record import Place, Record, places
+from mainstem.stream.record import Record
 
 UNITS = ("branch", "head", "neuron")
 NORMALISATIONS = ("frozen", "own")
@@ -188,7 +189,7 @@ def positions(record: Record, pos: Positions) -> slice:
 def frozen(record: Record, place: Place, slot: str, here: slice = slice(None)) -> Frozen:
     """The norm in one slot of a join at its recorded scales."""
     norm = getattr(place.join, slot)
-    return Frozen() if isinstance(norm, Empty) else freeze(norm, record[f"{place.norm(slot)}.scale"][:, here])
+    return Frozen() if isinstance(norm, Empty) else freeze(norm, record[f"{place.name}.{slot}.scale"][:, here])
 
 
 def frozen_final(record: Record, here: slice = slice(None)) -> Frozen:

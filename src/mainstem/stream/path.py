@@ -15,10 +15,10 @@ from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
+from mainstem.model.stack import places
 from mainstem.stream.intervene import At, Change, Intervention, Referred, Target, locate, resample, set_to
 from mainstem.stream.metrics import Metric, measured
 from mainstem.stream.patch import Patched, check_pair
-from mainstem.stream.record import places
 from mainstem.stream.rerun import recorded
 
 _SENDERS = ("embed", "attn.z", "attn_out", "mlp.post", "mlp_out")

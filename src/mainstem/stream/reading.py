@@ -14,8 +14,9 @@ from torch import Tensor
 
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.attention import Attention
+from mainstem.model.stack import Place, places
 from mainstem.stream.decompose import decompose, frozen, positions
-from mainstem.stream.record import Place, Record, places
+from mainstem.stream.record import Record
 from mainstem.text.units import Unit
 
 CHUNK = 64 << 20

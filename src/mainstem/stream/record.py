@@ -4,60 +4,23 @@ Whatever happens inside a block is a function of the stream that the block reads
 point that it does not hold is computed again, by the block itself, when somebody asks for it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mainstem.errors import ConfigError
 from mainstem.model.attention import Attention, View
 from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
-from mainstem.model.sublayer import Join
 from mainstem.model.tap import Recorder, Scope
 from mainstem.stream.points import Key, resolve
 
 if TYPE_CHECKING:
     from mainstem.text.tokenizer import Tokenizer
-
-
-class Place(NamedTuple):
-    """One join in the stack, with what stands in it."""
-
-    layer: int
-    kind: str
-    """`attn` or `mlp`."""
-    join: Join
-    branch: nn.Module
-    """Attention or MLP."""
-    reads: str
-    """The point of the stream that the branch reads."""
-
-    @property
-    def write(self) -> str:
-        """The point of what is added."""
-        return f"blocks.{self.layer}.{self.kind}_out"
-
-    @property
-    def label(self) -> str:
-        """What its write is called in a result."""
-        return f"{self.layer}_{self.kind}_out"
-
-    def norm(self, slot: str) -> str:
-        """The name under which one of its norms is recorded."""
-        return f"blocks.{self.layer}.{'res_1' if self.kind == 'attn' else 'res_2'}.{slot}"
-
-
-def places(model: GPT) -> Iterator[Place]:
-    """Every join of a model, in the order of the forward pass."""
-    for layer, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
-        yield Place(layer, "attn", block.res_1, block.attn, f"blocks.{layer}.resid_pre")
-        if block.mlp is not None:
-            yield Place(layer, "mlp", block.res_2, block.mlp, f"blocks.{layer}.resid_mid")
 
 
 class Record:

@@ -14,9 +14,10 @@ from mainstem.errors import ConfigError
 from mainstem.model.attention import Attention
 from mainstem.model.mlp import MLP
 from mainstem.model.norms import Empty
+from mainstem.model.stack import Place
 from mainstem.stream.decompose import closing_error, frozen
 from mainstem.stream.reading import joins, over
-from mainstem.stream.record import Place, Record
+from mainstem.stream.record import Record
 from mainstem.text.units import pieces
 from mainstem.training.vitals import NEAR_ZERO
 

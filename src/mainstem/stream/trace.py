@@ -9,13 +9,14 @@ from torch import Tensor
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
+from mainstem.model.stack import Place, places
 from mainstem.model.tap import Recorder
 from mainstem.stream import attribution, decompose
 from mainstem.stream import lens as lenses
 from mainstem.stream.attribution import Token
 from mainstem.stream.decompose import Positions, Terms
 from mainstem.stream.points import Key, resolve
-from mainstem.stream.record import Place, Record, places
+from mainstem.stream.record import Record
 from mainstem.stream.tuned import TunedLens
 
 if TYPE_CHECKING:
