@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mainstem import residuals
 from mainstem.config import ACTIVATIONS, AUTO, NORMS, POSITIONS, ModelConfig
 from mainstem.model.gpt import GPT
-from mainstem.model.tap import Recorder, all_points
+from mainstem.model.tap import Recorder
 
 B, T = 2, 7
 ROWS = tuple(residuals.RESIDUALS)
@@ -77,7 +77,7 @@ def normal(*shape: int) -> Tensor:
 
 def record(model: GPT, ids: Tensor, **arguments: Tensor) -> dict[str, Tensor]:
     """Every point of one forward pass, and the `logits`."""
-    tap = Recorder(all_points(model.config))
+    tap = Recorder(model.points())
     logits = model(ids, tap=tap, **arguments)
     return tap.values | {"logits": logits}
 

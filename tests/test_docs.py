@@ -14,7 +14,6 @@ from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mlp import MLP
 from mainstem.model.sublayer import Sublayer
-from mainstem.model.tap import all_points
 from mainstem.stream.points import names as answered
 from mainstem.stream.trace import Trace
 from models import ROWS, build, small, tokens
@@ -44,7 +43,7 @@ def expanded(name):
 
 def points():
     """Every kind of point that some model has."""
-    return {point for row in ROWS for point in all_points(small(row, n_layer=1))}
+    return {point for row in ROWS for point in GPT(small(row, n_layer=1)).points()}
 
 
 def test_stream_names_every_point_and_no_other():
@@ -58,7 +57,7 @@ def test_streams_examples_run():
     for example in re.findall(r"```python\n(.*?)```", page("stream.md"), re.DOTALL):
         exec(example, names)
         logits.append(names["logits"])
-    assert list(names["tap"].values) == sorted(names["tap"].points, key=all_points(model.config).index)
+    assert list(names["tap"].values) == sorted(names["tap"].points, key=model.points().index)
     read, silenced, steered, *_ = logits
     assert not read.equal(silenced)
     assert not read.equal(steered)
@@ -91,7 +90,7 @@ def ours():
     for row in ROWS:
         model = GPT(small(row, n_layer=1, lm_head_bias=True))
         found |= {name for name, _ in (*model.named_modules(), *model.named_parameters(remove_duplicate=False))}
-        found |= set(answered(model.config))
+        found |= set(answered(model))
     return found | {f"ms.{name}" for name in mainstem.__all__} | {f"trace.{name}" for name in dir(Trace)}
 
 

@@ -1,5 +1,7 @@
 """README's commands parse, and its Python runs; the Korean page shows the same commands."""
 
+import dataclasses
+import importlib
 import re
 import shlex
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mainstem.cli import VERBS, main
+from mainstem.cli.parse import parse
 from mainstem.cli.train import resumable
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +29,14 @@ def commands(page: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines if line.startswith("mainstem ")]
 
 
+def command_of(verb: str, question: str) -> type:
+    """The dataclass that the module of a question fills from its flags."""
+    module = importlib.import_module(f"mainstem.cli.{verb}.{question}")
+    own = [kind for kind in vars(module).values() if getattr(kind, "__module__", "") == module.__name__]
+    (found,) = [kind for kind in own if dataclasses.is_dataclass(kind) and hasattr(kind, "json")]
+    return found
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_parse(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -35,6 +46,18 @@ def test_commands_parse(page, monkeypatch, tmp_path):
         assert verb in VERBS
         if verb == "train" and "--help" not in rest:
             resumable(rest)
+        if verb in ("inspect", "circuits", "bench"):
+            question, *flags = rest
+            parse(command_of(verb, question), f"{verb} {question}", flags)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_tour_asks_every_question(page):
+    from mainstem.cli import circuits, inspect
+
+    asked = {tuple(words[:2]) for words in commands(page)}
+    for verb, questions in (("inspect", inspect.QUESTIONS), ("circuits", circuits.QUESTIONS)):
+        assert {(verb, question) for question in questions} <= asked
 
 
 def test_the_pages_show_the_same_commands():

@@ -105,9 +105,10 @@ def test_a_peer_with_other_answers_is_seen():
 @few
 @given(configs())
 def test_the_points_are_the_stream_and_every_write(config):
-    found = stream_and_writes(config)
-    assert found == select([point for point in POINTS if point in {name.split(".")[-1] for name in found}], config)
-    assert set(found) >= {place.write for place in places(GPT(config))} | {"embed", "resid_final"}
+    model = GPT(config)
+    found = stream_and_writes(model)
+    assert found == select([point for point in POINTS if point in {name.split(".")[-1] for name in found}], model)
+    assert set(found) >= {place.write for place in places(model)} | {"embed", "resid_final"}
     assert not [point for point in found if "attn." in point or "mlp." in point or point.endswith(("mean", "scale"))]
 
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch.linalg import matrix_norm
 
 from known import eraser, induction
-from mainstem.circuits import factors
+from mainstem.circuits import chunks
 from mainstem.circuits.composition import MODES, composition, random_scores
-from mainstem.circuits.weights import centred, ov, qk
+from mainstem.circuits.head_weights import ov, qk
+from mainstem.circuits.weights import centred
 from mainstem.errors import ConfigError
 from models import UNCUT, build, configs, error, few, small
 
@@ -37,7 +38,7 @@ def dense_score(model, writes, reads, mode, centre):
 def test_scores_and_limits_are_the_dense_ones(data, residual, chunk):
     model = build(data.draw(configs(residual=residual, n_layer=3)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(factors, "CHUNK", chunk)
+        patch.setattr(chunks, "CHUNK", chunk)
         found = composition(model)
     H, centre = model.config.n_head, found.width < model.config.d_model
     for writes in range(3 * H):
@@ -118,6 +119,9 @@ def test_the_top_is_sorted_and_holds_every_path_once():
     at = found.labels.index(first.writes), found.labels.index(first.reads)
     assert first[3:] == tuple(t[first.mode][at].item() for t in (found.scores, found.z, found.rank_corrected))
     assert {pair.mode for pair in found.top(5, modes="K")} == {"K"}
+    for modes in ("KX", "k", ""):
+        with pytest.raises(ConfigError, match=f"modes: '{modes}' is not possible; give some of Q, K and V"):
+            found.top(modes=modes)
 
 
 def test_a_head_that_writes_nothing_has_no_score():
@@ -152,6 +156,10 @@ def test_some_paths_may_be_missing(residual, changes, paths):
     model = build(small(residual, **changes))
     found, depth = composition(model), len(model.blocks)
     assert {(i, j) for i in range(depth) for j in range(i + 1, depth)} - paths == found.reasons.keys()
+    assert len(found.notes) == len(set(found.reasons.values()))  # one line a cause
+    for cause in found.reasons.values():
+        many = list(found.reasons.values()).count(cause)
+        assert f"{many} of {depth * (depth - 1) // 2} pairs of blocks lack a path, for {cause}" in found.notes
     blocks = found.scores["V"].unflatten(0, (depth, 2)).unflatten(2, (depth, 2)).transpose(1, 2)
     for i in range(depth):
         for j in range(depth):
@@ -164,5 +172,13 @@ def test_rotary_scores_depend_on_the_offset_and_others_have_none():
     assert error(near.scores["Q"][:2, 2:], far.scores["Q"][:2, 2:]) > 1e-3
     assert error(near.scores["V"][:2, 2:], far.scores["V"][:2, 2:]) == 0
     assert torch.equal(near.scores["K"].nan_to_num(), composition(rotary, offset=1).scores["K"].nan_to_num())
+    assert (near.offset, far.offset, composition(build(small())).offset) == (1, 5, None)
+    assert [note[:14] for note in far.notes] == ["QK at offset 5"]
     with pytest.raises(ConfigError, match="offset: 1 has no meaning here"):
         composition(build(small()), offset=1)
+
+
+def test_what_qk_norm_leaves_open_is_said():
+    assert composition(build(small())).notes == ()
+    (note,) = composition(build(small(qk_norm=True))).notes
+    assert note.startswith("QK: direction only")

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstem.circuits import factors
+from mainstem.circuits import chunks
 from mainstem.circuits.factors import Factored, product_norms
 from mainstem.errors import ConfigError
 from models import error, few
@@ -60,7 +60,6 @@ def test_products_and_transposes(m, r, n, s, p):
     assert product.inner == min(r, s)
     assert error(product.dense(), first.dense() @ second.dense()) < 1e-10
     assert error((first @ plain).dense(), first.dense() @ plain) < 1e-10
-    assert error((plain.T @ first.T).dense(), plain.T @ first.dense().T) < 1e-10
     assert torch.equal(first.T.T.dense(), first.dense())
 
 
@@ -77,7 +76,7 @@ def test_the_largest_entries_are_found_a_few_rows_at_a_time(m, r, n, count, chun
     product = pair(m, r, n)
     dense = product.dense()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(factors, "CHUNK", chunk)
+        patch.setattr(chunks, "CHUNK", chunk)
         values, rows, columns = product.largest(count)
     assert len(values) == min(count, m * n)
     assert error(dense[rows, columns], values) < 1e-12
@@ -90,7 +89,7 @@ def test_the_largest_entries_are_found_a_few_rows_at_a_time(m, r, n, count, chun
 def test_the_norms_of_all_products_of_two_stacks(n, m, p, q, C, chunk):
     left, right = drawn(n, p, C), drawn(m, q, C, seed=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(factors, "CHUNK", chunk)
+        patch.setattr(chunks, "CHUNK", chunk)
         norms = product_norms(left, right)
     assert error(norms, torch.linalg.matrix_norm(left[:, None] @ right.mT)) < 1e-10
 

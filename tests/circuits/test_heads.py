@@ -136,6 +136,13 @@ def test_heads_of_the_previous_and_the_present_token():
     assert found["current"][1, 0].item() == pytest.approx(1)
 
 
+def test_half_precision_is_summed_in_single():
+    """A sum in bfloat16 would keep two digits."""
+    trace = capture(build(small(), torch.bfloat16), torch.tensor([[1, 2, 1, 2, 3, 1, 3]]))
+    found, paid = scores_on(trace), trace["pattern", 1].double() * targets(trace.ids)["previous"][:, None]
+    assert error(found["previous"][1], paid.sum((0, 2, 3)) / found.queries["previous"]) < 1e-6
+
+
 def test_a_text_without_matches_has_no_score():
     found = scores_on(capture(build(small()), torch.tensor([[1, 2, 3, 4]])))
     assert found["induction"].isnan().all()

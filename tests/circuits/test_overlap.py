@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 
 from known import induction
+from mainstem.circuits.head_weights import heads
 from mainstem.circuits.overlap import overlap, random_moments, subspaces
-from mainstem.circuits.weights import heads
 from mainstem.errors import ConfigError
 from models import build, configs, error, few, small
 
@@ -60,6 +60,7 @@ def test_an_untrained_model_is_within_chance():
     assert abs(z.mean()) < 0.1
     assert 0.9 < z.std() < 1.1
     assert error(found.mean, torch.full_like(found.mean, 16 * 16 / 64)) < 1e-12
+    assert error(found.chance, torch.full_like(found.mean, 16 / 64)) < 1e-12
 
 
 def test_twins_overlap_wholly_and_strangers_not_at_all():
@@ -117,6 +118,7 @@ def test_ranks_do_not_depend_on_the_dtype():
     empty = double.labels.index("L1H0.Q")
     assert double.share[empty].isnan().all()
     assert double.z[empty].isnan().all()
+    assert double.chance[empty].isnan().all()
     assert len(double.angles("L0H0.Q", "L0H1.Q")) == 2
     assert len(double.angles("L0H0.Q", "L1H0.Q")) == 0
     assert not any("L1H0.Q" in pair for pair in double.top(10000))
@@ -130,3 +132,4 @@ def test_the_induction_model():
     assert found.share[at["L0H0.O"], at["L1H0.K"]].item() == pytest.approx(1)
     assert found.angles("L0H0.O", "L1H0.K").max() < 1e-12
     assert found.kernel[at["L0H0.O"], at["L1H0.Q"]] == found.kernel[at["L0H0.O"], at["L1H0.V"]] == 0
+    assert found.chance[at["L0H0.O"], at["L1H0.Q"]].item() == pytest.approx(7 / found.width)  # where they share nothing

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from known import copying, induction
+from mainstem.circuits.head_weights import ov, qk
+from mainstem.circuits.paths import mean_is_read
 from mainstem.circuits.spectra import matching, positive_share, spectra
-from mainstem.circuits.weights import ov, qk, reader, writer
+from mainstem.circuits.weights import centred, reader, writer
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from models import UNCUT, build, configs, error, few, small
@@ -26,6 +28,7 @@ def test_spectra_are_the_dense_ones(data, residual):
         layer, head = divmod(index, model.config.n_head)
         assert label == f"L{layer}H{head}"
         written, read = ov(model, layer, head).dense(), qk(model, layer, head).dense()
+        written = written if mean_is_read(model) else centred(written)
         seen = W_E @ written @ W_U
         assert error(found.copying[index], positive_share(torch.linalg.eigvals(seen))) < 1e-7
         assert error(found.qk_singular_values[index], torch.linalg.svdvals(read)[:D]) < 1e-10
@@ -74,11 +77,20 @@ def test_without_a_path_there_is_no_copying_score():
     found = spectra(model)
     assert found.copying.isnan().all()
     assert found.ov_singular_values.isfinite().all()
-    assert "blocks.0.res_1.ln_add" in found.reasons[0]
+    assert found.reasons[0].startswith("blocks.0.res_1.ln_add")
     assert set(found.reasons) == {0, 1, 2}
+    assert found.notes == (f"3 of 3 blocks lack a copying score, for {found.reasons[2]}",)  # one line a cause
     assert set(spectra(build(small("no_skip", d_mlp=0, n_layer=1))).reasons) == set()
     with pytest.raises(ConfigError, match="no virtual weights"):
         matching(model, "L0H0", "L1H0")
+
+
+def test_what_qk_leaves_open_is_said():
+    found = spectra(build(small(position="rotary", qk_norm=True)), offset=3)
+    assert found.offset == 3
+    assert found.notes[0].startswith("QK at offset 3")
+    assert found.notes[1].startswith("QK: direction only")
+    assert spectra(build(small(position="rotary"))).offset == 1
 
 
 def test_bad_input_is_refused():

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstem.circuits.composition import MODES, composition
+from mainstem.circuits.head_weights import ov, qk
 from mainstem.circuits.overlap import overlap
 from mainstem.circuits.spectra import spectra
-from mainstem.circuits.weights import ov, qk
 from models import UNCUT, build, configs, error, few, small, tokens
 
 ROWS = tuple(row for row in UNCUT if row != "mix")

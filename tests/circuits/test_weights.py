@@ -7,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstem.circuits.weights import check_path, heads, ov, qk, reader, readers, writer, writers
+from mainstem.circuits.head_weights import heads, ov, qk
+from mainstem.circuits.paths import NoPath, check_path
+from mainstem.circuits.weights import reader, readers, writer, writers
 from mainstem.errors import ConfigError
 from mainstem.model.stack import places
 from models import ROWS, Change, build, configs, error, few, normal, record, small, tokens
@@ -143,7 +145,7 @@ def test_a_path_is_the_linear_path(residual, data):
 )
 def test_where_there_is_no_path_the_reason_is_said(residual, writes, reads, reason):
     model = build(small(residual))
-    with pytest.raises(ConfigError, match=f"^{writes} -> {reads}: no virtual weights, for .*{reason}"):
+    with pytest.raises(NoPath, match=f"^{writes} -> {reads}: no virtual weights, for .*{reason}"):
         check_path(model, writer(model, writes), reader(model, reads))
 
 
@@ -243,7 +245,15 @@ def test_half_precision_is_widened():
 
 
 @pytest.mark.parametrize(
-    ("residual", "norm", "read"), [("pre", "layernorm", 11), ("pre", "rmsnorm", 12), ("none", "layernorm", 12)]
+    ("residual", "norm", "read"),
+    [
+        ("pre", "layernorm", 11),
+        ("pre", "rmsnorm", 12),
+        ("none", "layernorm", 12),
+        ("mix", "layernorm", 11),  # the post block's readers do not centre, and no head has a path to them
+        ("reordered", "layernorm", 12),  # ln_f centres alone
+        ("post", "layernorm", 12),
+    ],
 )
 def test_a_mean_that_nobody_reads_is_no_dimension(residual, norm, read):
     every = heads(build(small(residual, norm=norm)))

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from logits_by_path import contributions
 
+from mainstem.circuits.bigrams import bigrams
 from mainstem.circuits.composition import composition
 from mainstem.circuits.heads import repeated, scores
-from mainstem.circuits.ngrams import bigrams, contributions, skip_trigrams
+from mainstem.circuits.skip_trigrams import skip_trigrams
 from mainstem.config import ModelConfig
 from mainstem.model.gpt import GPT
-from mainstem.stream.capture import capture
 from mainstem.text import tokenizer
 from mainstem.text.corpus import Source
 from models import Change, error
@@ -113,9 +114,9 @@ def one_block(plays):
 
 def test_one_block_is_its_direct_path_and_its_heads(one_block):
     ids = one_block.ids[: 8 * one_block.T].view(8, -1)
-    terms = contributions(capture(one_block.model, ids))
-    assert terms.labels == ["embed", "pos_embed", "L0H0", "L0H1", "L0H2", "L0H3"]
-    assert error(terms.values.sum(0), one_block.model(ids)) < 1e-4
+    rows = contributions(one_block.model, ids)
+    assert list(rows) == ["direct", "biases", "L0H0", "L0H1", "L0H2", "L0H3"]
+    assert error(sum(rows.values()), one_block.model(ids)) < 1e-4
 
 
 def test_the_strongest_skip_trigrams_occur_in_the_text(one_block, record_property):

@@ -5,7 +5,7 @@ import torch
 
 from mainstem.errors import ConfigError
 from mainstem.generation.cache import KVCache
-from mainstem.model.tap import Recorder, all_points
+from mainstem.model.tap import Recorder
 
 VARIANTS = {
     "pre-tied": {"tie_embeddings": True},
@@ -58,10 +58,10 @@ def test_left_padded_rows_are_rows_alone(lively, fields):
     mask = torch.arange(33) >= 31 - torch.tensor(lengths)[:, None]
     cache, recorders = KVCache(model.config, 3, torch.float64), []
     for first, last in ((0, 31), (31, 32), (32, 33)):
-        recorders.append(Recorder([*all_points(model.config)]))
+        recorders.append(Recorder([*model.points()]))
         logits = model(ids[:, first:last], mask=mask[:, :last], cache=cache, tap=recorders[-1])
         for row, length in enumerate(lengths):
-            alone = Recorder(all_points(model.config))
+            alone = Recorder(model.points())
             wanted = model(ids[row : row + 1, 31 - length : last], tap=alone)
             read = min(length, last - first)  # positions of this row in this call
             assert close(logits[row, -read:], wanted[0, -read:], 1e-10)

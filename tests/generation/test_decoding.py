@@ -8,7 +8,7 @@ from mainstem.config import ModelConfig, Sampling
 from mainstem.errors import DataError, UserError
 from mainstem.generation.decoding import generate, generate_ids, stream, window_start
 from mainstem.model.gpt import GPT
-from mainstem.model.tap import Recorder, all_points
+from mainstem.model.tap import Recorder
 from mainstem.text.tokenizer import Bytes
 
 GREEDY = Sampling(temperature=0)
@@ -378,9 +378,9 @@ def test_should_stop_is_asked_before_every_step(lively):
 def test_a_tap_sees_every_pass_and_changes_nothing(lively):
     model = lively()
     options = {"max_new_tokens": 6, "sampling": WILD}
-    tap = Recorder(all_points(model.config))
+    tap = Recorder(model.points())
     assert generate_ids(model, some_ids(3, 4), tap=tap, **options) == generate_ids(model, some_ids(3, 4), **options)
-    assert tap.values.keys() == set(all_points(model.config))
+    assert tap.values.keys() == set(model.points())
     assert tap.values["blocks.1.attn.pattern"].shape == (2, 2, 1, 9)
     assert tap.values["ln_f.scale"].shape == (2, 1, 1)
 

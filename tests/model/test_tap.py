@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstem.config import NORMS
-from mainstem.model.tap import Recorder, all_points
+from mainstem.model.tap import Recorder
 from models import ROWS, B, Change, T, build, configs, error, few, record, small, tokens
 from reference import norm_of
 
@@ -28,11 +28,11 @@ def test_watching_changes_nothing(residual, data, training):
     config = data.draw(configs(residual=residual, dropout=0.3))
     model = build(config, torch.float32).train(training)
     ids = tokens(config)
-    tap = Recorder(all_points(config))
+    tap = Recorder(model.points())
 
     for alone, watched in zip(run(model, ids), run(model, ids, tap), strict=True):
         assert (alone is None and watched is None) or torch.equal(alone, watched)
-    assert list(tap.values) == all_points(config)  # each of them, in the order of the forward pass
+    assert list(tap.values) == model.points()  # each of them, in the order of the forward pass
 
 
 @few
@@ -92,7 +92,7 @@ def test_qk_norm_is_a_norm_over_each_heads_query_and_key(norm):
     assert error(points["blocks.0.attn.v"], v) < 1e-14
 
 
-@pytest.mark.parametrize("point", all_points(small("sandwich")))
+@pytest.mark.parametrize("point", build(small("sandwich")).points())
 def test_every_point_but_statistics_can_be_changed(point):
     """A point put to zero changes the logits; a norm's statistics are read only."""
     model = build(small("sandwich"))

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstem.errors import ConfigError, DataError
-from mainstem.model.tap import all_points
 from mainstem.stream.capture import capture, capture_generation, estimate
 from mainstem.text.tokenizer import Bytes
 from models import build, configs, error, few, normal, record, small, tokens
@@ -19,8 +18,8 @@ def test_it_is_what_the_tap_records(config):
     model = build(config)
     ids = tokens(config)
     expected = record(model, ids)
-    trace = capture(model, ids, all_points(config))
-    assert all(torch.equal(trace[point], expected[point]) for point in all_points(config))
+    trace = capture(model, ids, model.points())
+    assert all(torch.equal(trace[point], expected[point]) for point in model.points())
     assert torch.equal(trace.logits, expected["logits"])
     assert torch.equal(capture(model, ids).logits, model(ids))
 
@@ -43,7 +42,7 @@ def test_only_what_was_chosen_is_kept():
 @given(configs(), st.sampled_from((torch.float32, torch.float64)))
 def test_the_estimate_is_what_it_takes(config, dtype):
     model = build(config, dtype)
-    for points in (all_points(config), ["blocks.0.resid_pre", "resid_final"]):
+    for points in (model.points(), ["blocks.0.resid_pre", "resid_final"]):
         trace = capture(model, tokens(config), points)
         assert estimate(model, points, 2, 7) == sum(t.numel() * t.element_size() for t in unique(trace.values.values()))
 
@@ -81,7 +80,7 @@ def test_padded_rows_are_single_runs(config):
     for index, row in enumerate(rows):
         alone, cut = capture(model, [row]), trace.row(index)
         assert torch.equal(cut.ids, alone.ids)
-        for point in all_points(config):
+        for point in model.points():
             assert (cut[point] - alone[point]).abs().max() < 1e-10 * (1 + alone[point].abs().max())
         assert cut.decompose(by="head").closing_error < 1e-10
 
@@ -91,10 +90,10 @@ def test_padded_rows_are_single_runs(config):
 def test_cached_generation_is_the_full_forward(config):
     """What is kept while the model talks, token by token, is what one pass over the text would leave."""
     model = build(config)
-    trace = capture_generation(model, None, [1, 2, 3], all_points(config), max_new_tokens=5)
+    trace = capture_generation(model, None, [1, 2, 3], model.points(), max_new_tokens=5)
     assert trace.ids.shape == (1, 7)
-    whole = capture(model, trace.ids, all_points(config))
-    for point in all_points(config):
+    whole = capture(model, trace.ids, model.points())
+    for point in model.points():
         assert (trace[point] - whole[point]).abs().max() < 1e-10 * (1 + whole[point].abs().max())
     assert error(trace.logits, whole.logits) < 1e-9
 
@@ -105,7 +104,7 @@ def test_generation_that_does_not_fit_is_refused():
 
 
 @few
-@given(configs())
+@given(configs(activation="gelu"))
 def test_gradients_at_the_points_are_finite_differences(config):
     """Law 12: and the part by the skip and the part through the branch sum to the gradient at what the branch reads."""
     model = build(config, by=0.1)
@@ -150,13 +149,61 @@ def test_gradients_reach_patterns_and_frozen_parameters():
         (torch.tensor([[1, 2, 99]]), DataError, ["99"]),
         ("text", DataError, ["tokenizer="]),
         ([[1] * 9], ConfigError, ["n_ctx 8"]),
-        (torch.zeros(1, 0, dtype=torch.long), DataError, ["no token"]),
+        (torch.zeros(1, 0, dtype=torch.long), DataError, ["(1, 0)", "at least one"]),
+        (torch.zeros(1, 2), DataError, ["float32", "whole numbers"]),
+        (torch.tensor([1, 2]), DataError, ["(2,)"]),
     ],
 )
 def test_ids_that_are_not_ids(ids, error_type, words):
     with pytest.raises(error_type) as caught:
         capture(build(small()), ids)
     assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (torch.ones(1, 7), "of theirs"),
+        (torch.tensor([[1] * 7, [1] * 5 + [0] * 2]), "on the left"),
+        (torch.tensor([[1] * 7, [0, 1, 0, 1, 1, 1, 1]]), "on the left"),
+    ],
+)
+def test_padding_that_would_be_misread_is_refused(mask, words):
+    with pytest.raises(ConfigError, match=words):
+        capture(build(small()), tokens(small()), mask=mask)
+
+
+def test_blocks_are_those_of_the_model_not_of_its_config():
+    """Of a cut model, and of one with a block more, every question is answered from the blocks that are there."""
+    cut, grown = build(small()), build(small())
+    del cut.blocks[1]
+    grown.blocks.append(build(small()).blocks[0])
+    for model, count in ((cut, 2), (grown, 4)):
+        trace = capture(model, tokens(small()), metric=lambda logits: logits[:, -1, 3])
+        assert trace.decompose(by="neuron").closing_error < 1e-10
+        assert trace.attribution(3).closing_error < 1e-10
+        assert len(trace.lens().points) == 2 * count + 1
+        assert torch.equal(trace.lens().logits("resid_final"), model(trace.ids))
+        assert sum(trace.gradient_parts(-1, "mlp")).allclose(trace.gradient(("resid_mid", count - 1)))
+        with pytest.raises(ConfigError, match=f"block {count}"):
+            trace["resid_post", count]
+        with pytest.raises(ConfigError, match=f"0 to {count - 1}"):
+            trace.gradient_parts(21)
+
+
+def test_a_gradient_goes_by_both_names_of_its_point():
+    trace = capture(build(small()), tokens(small()), [("resid_pre", 1), "resid_final"], metric=lambda x: x[:, -1, 3])
+    assert torch.equal(trace.gradient(("resid_post", 0)), trace.gradient(("resid_pre", 1)))
+    assert torch.equal(trace.gradient(("resid_post", -1)), trace.gradient("resid_final"))
+    with pytest.raises(ConfigError, match="statistics"):
+        trace.gradient("ln_f.scale")
+
+
+def test_gradients_need_room_for_what_is_inside():
+    model = build(small())
+    once, both = (estimate(model, ["resid_final"], 2, 7, gradients=gradients) for gradients in (False, True))
+    inside = [point for point in model.points() if "pattern" not in point]
+    assert both == 2 * once + estimate(model, inside, 2, 7) + 2 * 2 * 7 * 11 * 8  # and the logits, with their gradient
 
 
 def test_no_keyword_is_swallowed():

@@ -156,6 +156,7 @@ def test_own_and_frozen_differ_before_the_end():
         (lambda trace: trace.decompose(at="resid_finale"), ["'resid_final'"]),
         (lambda trace: trace.decompose(at=("attn_out", 0)), ["not a point of the stream"]),
         (lambda trace: trace.decompose(pos=7), ["7", "out of range", "7 positions"]),
+        (lambda trace: trace.decompose(pos=slice(100, 200)), ["100", "none of the 7"]),
         (lambda trace: trace.decompose()["0_atn_out"], ["'0_attn_out'"]),
         (lambda trace: trace.accumulate(norm="mine"), ["'mine'", "own"]),
         (lambda trace: trace.decompose().strongest(3), ["choose one position"]),
@@ -185,3 +186,22 @@ def test_changed_weights_are_refused():
     optimizer.step()
     with pytest.raises(ConfigError, match="changed"):
         trace.decompose()
+
+
+def test_changes_that_torch_does_not_count_are_seen():
+    """A fused step moves weights without counting; here it moves neither the embeddings nor the head."""
+    trace = trace_of(small("pre", tie_embeddings=False))
+    model = trace.model
+    model(trace.ids).sum().backward()
+    torch.optim.AdamW(model.blocks.parameters(), fused=True).step()
+    with pytest.raises(ConfigError, match="changed"):
+        trace.decompose()
+
+
+def test_a_diverged_model_can_be_opened():
+    """A NaN is not a change: the record still answers."""
+    model = build(small("pre"))
+    with torch.no_grad():
+        model.wte.weight[0, 0] = float("nan")
+    trace = capture(model, torch.ones(1, 3, dtype=torch.long))
+    assert trace.decompose().closing_error < 1e-10

@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstem.errors import ConfigError
-from mainstem.model.tap import all_points
 from mainstem.stream.capture import capture
 from mainstem.stream.points import names, resolve, select
 from models import build, configs, few, small, tokens
 
-MODEL = small()
+MODEL = build(small())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_near_misses(key, words):
 
 
 def test_with_rotary_positions_their_q_is_not_ours():
-    config = small(position="rotary")
+    config = build(small(position="rotary"))
     assert resolve("blocks.0.attn.hook_rot_q", config) == "blocks.0.attn.q"
     with pytest.raises(ConfigError, match="before norm and rotation"):
         resolve("blocks.0.attn.hook_q", config)
@@ -87,9 +86,9 @@ def test_our_names_are_themselves_and_every_one_can_be_had(config):
     """Captured, or computed again from the stream that the block read: to the bit the same."""
     model = build(config)
     ids = tokens(config)
-    whole, little = capture(model, ids, all_points(config)), capture(model, ids)
-    for name in names(config):
-        assert resolve(name, config) == name
+    whole, little = capture(model, ids, model.points()), capture(model, ids)
+    for name in names(model):
+        assert resolve(name, model) == name
         assert torch.equal(whole[name], little[name])
         assert torch.isfinite(whole[name]).all() or name.endswith("scores")
 
@@ -97,9 +96,10 @@ def test_our_names_are_themselves_and_every_one_can_be_had(config):
 @few
 @given(configs(d_mlp=-1), st.permutations(("resid_post", "attn_out")))
 def test_a_short_name_is_that_of_every_block(config, spec):
-    found = select(spec, config)
+    model = build(config)
+    found = select(spec, model)
     assert len(found) == 2 * config.n_layer
-    assert found == [point for point in all_points(config) if point in found]
+    assert found == [point for point in model.points() if point in found]
 
 
 def test_patterns():

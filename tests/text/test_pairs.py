@@ -84,14 +84,14 @@ def test_a_read_pair_is_the_one_that_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("pair", "said"),
     [
-        (Pair("", "a", "x"), "pair 2, clean: the prompt is empty"),
-        (Pair("a", "", "x"), "pair 2, corrupt: the prompt is empty"),
+        (Pair("", "a", "x"), "pair 2: clean: the prompt is empty"),
+        (Pair("a", "", "x"), "pair 2: corrupt: the prompt is empty"),
         (Pair("the cat", "the zzz", "x"), "pair 2: clean has 2 tokens and corrupt 5, .* token 1 .* ' cat' and ' ' 'z'"),
         (Pair("the cat", "the", "x"), "clean has 2 tokens and corrupt 1, .* read ' cat' and nothing"),
         (Pair("a", "b", "xy"), "pair 2, answer: 'xy' is not one token"),
         (Pair("a", "b", "x", "xy"), "pair 2, foil: 'xy' is not one token"),
         (Pair("a", "b", 10**6), "pair 2, answer: token id 1000000 is outside"),
-        (Pair("a\ud800", "b", "x"), "pair 2, clean: character 1 is"),
+        (Pair("a\ud800", "b", "x"), "pair 2: clean: character 1 is"),
     ],
 )
 def test_a_pair_that_cannot_be_patched_is_named(pair, said):

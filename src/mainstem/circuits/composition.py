@@ -25,14 +25,16 @@ from torch import Tensor
 from torch.linalg import matrix_norm, svdvals
 
 from mainstem.circuits.factors import product_norms, triangle
-from mainstem.circuits.weights import Heads, check_path, heads, readers, writers
+from mainstem.circuits.head_weights import Heads, heads
+from mainstem.circuits.paths import NoPath, by_cause, check_path
+from mainstem.circuits.weights import readers, writers
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 
 MODES = ("Q", "K", "V")
 
 
-class Pair(NamedTuple):
+class HeadPair(NamedTuple):
     """One composition: the later head reads, as its queries, keys or values, what the earlier one writes."""
 
     writes: str
@@ -55,12 +57,16 @@ class Composition:
     limits: dict[str, Tensor]
     """The largest score that the two heads' spectra allow."""
     width: int
-    """The dimensions of the stream that are read: C, and C - 1 where every reader centres."""
+    """The dimensions that are read: C, and C - 1 where all the readers centre that heads have a path to."""
     mean: float
     """Of random heads of the same shape."""
     std: float
+    offset: int | None
+    """Of QK: how far before its query a key stands; None where positions are not rotary."""
     reasons: dict[tuple[int, int], str]
-    """(earlier block, later block) -> why there is no path."""
+    """(earlier block, later block) -> what lies between them, where there is no path."""
+    notes: tuple[str, ...]
+    """What the scores leave open, and which are missing, in words."""
 
     @property
     def chance(self) -> float:
@@ -77,8 +83,11 @@ class Composition:
         """Scores as shares of the limits: 1 is a perfect match."""
         return {mode: scores / self.limits[mode] for mode, scores in self.scores.items()}
 
-    def top(self, count: int = 10, modes: str = "QKV") -> list[Pair]:
-        """The pairs of the highest scores, highest first, among these modes."""
+    def top(self, count: int = 10, modes: str = "QKV") -> list[HeadPair]:
+        """The pairs of the highest scores, highest first, among these modes. Raises ConfigError for another mode."""
+        for mode in modes or " ":
+            if mode not in MODES:
+                raise ConfigError(f"modes: {modes!r} is not possible; give some of Q, K and V, as in QK")
         scores = torch.stack([self.scores[mode] for mode in modes]).nan_to_num(nan=-1.0)
         count = min(count, int((scores >= 0).sum()))
         best = torch.unravel_index(scores.flatten().argsort(descending=True, stable=True)[:count], scores.shape)
@@ -86,7 +95,7 @@ class Composition:
         for index, writes, reads in torch.stack(best, dim=1).tolist():
             mode = modes[index]
             values = [table[mode][writes, reads].item() for table in (self.scores, self.z, self.rank_corrected)]
-            pairs.append(Pair(self.labels[writes], self.labels[reads], mode, *values))
+            pairs.append(HeadPair(self.labels[writes], self.labels[reads], mode, *values))
         return pairs
 
 
@@ -101,12 +110,15 @@ def composition(model: GPT, offset: int | None = None, seed: int = 0) -> Composi
     Raises ConfigError, with the reason, where no pair of heads has a path: one block only, norms over the stream
     (`post`, `deepnorm`), or skips of 0.
     """
-    every, reasons = heads(model, offset), _blocked(model)
+    every, missing = heads(model, offset), _missing(model)
     depth, per_block = len(model.blocks), len(every.labels) // len(model.blocks)
-    if len(reasons) == depth * (depth - 1) // 2:
-        raise ConfigError(
-            next(iter(reasons.values()), "one block has no later one to compose with; give n_layer at least 2")
-        )
+    pairs = depth * (depth - 1) // 2
+    if not pairs:
+        raise ConfigError("one block has no later one to compose with; give n_layer at least 2")
+    if len(missing) == pairs:
+        raise next(iter(missing.values()))
+    reasons = {blocks: reason.cause for blocks, reason in missing.items()}
+    lacking = by_cause(reasons, f"of {pairs} pairs of blocks lack a path")
     written, read, limits = _units(every)
     scores = {mode: torch.full_like(limits[mode], torch.nan) for mode in MODES}
     for block in range(depth):
@@ -117,7 +129,8 @@ def composition(model: GPT, offset: int | None = None, seed: int = 0) -> Composi
             for mode in MODES:
                 scores[mode][rows, columns] = product_norms(written[rows], read[mode][columns])
     std, mean = torch.std_mean(random_scores(every.width, model.config.d_head, seed))
-    return Composition(every.labels, scores, limits, every.width, mean.item(), std.item(), reasons)
+    random = every.width, mean.item(), std.item()
+    return Composition(every.labels, scores, limits, *random, every.offset, reasons, (*every.notes, *lacking))
 
 
 def random_scores(width: int, d_head: int, seed: int = 0, count: int = 8) -> Tensor:
@@ -128,15 +141,15 @@ def random_scores(width: int, d_head: int, seed: int = 0, count: int = 8) -> Ten
     return torch.stack([product_norms(written, read[mode]) for mode in MODES])
 
 
-def _blocked(model: GPT) -> dict[tuple[int, int], str]:
+def _missing(model: GPT) -> dict[tuple[int, int], NoPath]:
     """(earlier block, later block) -> the reason, where no path leads from the one's heads to the other's."""
-    written, read, reasons = writers(model), readers(model), {}
+    written, read, found = writers(model), readers(model), {}
     for earlier, later in combinations(range(len(model.blocks)), 2):
         try:
             check_path(model, written[f"L{earlier}H0"], read[f"L{later}H0.V"])
-        except ConfigError as reason:
-            reasons[earlier, later] = str(reason)
-    return reasons
+        except NoPath as reason:
+            found[earlier, later] = reason
+    return found
 
 
 def _units(of: Heads) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:

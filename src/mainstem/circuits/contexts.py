@@ -22,11 +22,11 @@ from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.tap import Recorder, Scope
-from mainstem.stream.capture import padded
+from mainstem.stream.ids import padded
 
 
 @dataclass(frozen=True)
-class Source:
+class Read:
     """The position that most of a head's write comes from."""
 
     position: int
@@ -50,7 +50,7 @@ class Context:
     """The tokens from `start` on, around the position."""
     start: int
     """The position of the first of `ids`."""
-    source: Source | None = None
+    source: Read | None = None
     """A head's."""
 
 
@@ -117,8 +117,7 @@ class _Head:
         self._length = triangle(written.matrix.T)  # |z @ matrix| = |z @ length.T|
         self._norms = [scale.removeprefix(f"blocks.{layer}.") for scale in written.scales]
         self.points = ("attn.q", "attn.k", "attn.v", "attn.z", *self._norms)
-        bias = attn.c_attn.bias
-        self._bias = self._length.new_zeros(()) if bias is None else bias.chunk(3)[2].chunk(attn.n_head)[head]
+        self._bias = self._length.new_zeros(()) if attn.value_bias is None else attn.value_bias[head]
 
     def value(self, at: dict[str, Tensor]) -> Tensor:
         """(B, T)."""
@@ -170,7 +169,7 @@ def _context(
 ) -> Context:
     start = max(0, position - around)
     shown = ids[start : position + around + 1].tolist()
-    read = None if source is None else Source(source[0], int(ids[source[0]]), source[1])
+    read = None if source is None else Read(source[0], int(ids[source[0]]), source[1])
     return Context(value, window, position, shown, start, read)
 
 

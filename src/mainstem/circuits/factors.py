@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from mainstem.circuits.chunks import Largest, row_chunks
 from mainstem.errors import ConfigError
-
-CHUNK = 1 << 22
-"""How many numbers of a product are held at once."""
 
 
 def triangle(factor: Tensor) -> Tensor:
@@ -69,10 +67,6 @@ class Factored:
             return Factored(self.left, between @ other.right)
         return Factored(self.left @ between, other.right)
 
-    def __rmatmul__(self, other: Tensor) -> "Factored":
-        """A plain matrix (p, m) times this one."""
-        return Factored(other @ self.left, self.right)
-
     @cached_property
     def _kernel(self) -> Tensor:
         """R_left R_right^T: small, with the product's norm and singular values."""
@@ -112,23 +106,12 @@ class Factored:
         """
         if self.left.ndim != 2 or self.right.ndim != 2:
             raise ConfigError("the largest entries are those of one matrix; choose one of the batch")
-        if count < 1:
-            raise ConfigError(f"count: {count} entries cannot be the largest; ask for at least 1")
-        columns = self.shape[1]
-        values, places = self.left.new_empty(0), torch.empty(0, dtype=torch.long, device=self.left.device)
-        for start, rows in _row_chunks(self.left, columns):
-            entries = (rows @ self.right).flatten()
-            found = entries.abs().topk(min(count, len(entries))).indices
-            values, places = torch.cat((values, entries[found])), torch.cat((places, found + start * columns))
-            best = values.abs().argsort(descending=True, stable=True)[:count]
-            values, places = values[best], places[best]
-        return values, places // columns, places % columns
-
-
-def _row_chunks(matrix: Tensor, columns: int) -> list[tuple[int, Tensor]]:
-    """(index of the first row, rows), so many rows that their product with `columns` columns is within CHUNK."""
-    step = max(1, CHUNK // columns)
-    return [(start, matrix[start : start + step]) for start in range(0, len(matrix), step)]
+        best = Largest(count, self.left, others=1)
+        for start, some in row_chunks(self.left, self.shape[1]):
+            entries = some @ self.right
+            best.add(start, entries.abs(), entries)
+        rows, columns = best.places.T
+        return best.entries[1], rows, columns
 
 
 def product_norms(left: Tensor, right: Tensor) -> Tensor:
@@ -140,9 +123,7 @@ def product_norms(left: Tensor, right: Tensor) -> Tensor:
     m, q, _ = right.shape
     rows = left.reshape(n * p, C)
     norms = left.new_empty(n, m)
-    step = max(1, CHUNK // max(1, n * p * q))
-    for start in range(0, m, step):
-        some = right[start : start + step]
+    for start, some in row_chunks(right, n * p * q):
         blocks = (rows @ some.reshape(-1, C).T).view(n, p, len(some), q)
-        norms[:, start : start + step] = vector_norm(vector_norm(blocks, dim=-1), dim=1)
+        norms[:, start : start + len(some)] = vector_norm(vector_norm(blocks, dim=-1), dim=1)
     return norms

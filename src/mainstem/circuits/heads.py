@@ -14,7 +14,7 @@ The score is summed over a query's targets and averaged over the queries that ha
 itself alone, is no query; padding is neither query nor target. B rows, T positions, L blocks, H heads.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,9 +29,9 @@ from mainstem.stream.record import Record
 
 KINDS = ("induction", "duplicate", "previous", "current", "first")
 LONGEST = 64
-"""The period, where none is given and context and vocabulary hold more."""
+"""Tokens of a period, where none is given and context and vocabulary hold more."""
 ROOM = 1 << 24
-"""How many numbers of a block's patterns, or of logits, are held at once."""
+"""Elements of a block's patterns, or of logits, that are held at once, of whatever dtype."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class HeadScores:
     """How much of its attention each head pays to each kind of target, from 0 to 1."""
 
     by_kind: dict[str, Tensor]
-    """For each of KINDS, (L, H), float64; NaN where no query has such a target."""
+    """For each of KINDS, (L, H), float64 on the CPU; NaN where no query has such a target."""
     even: dict[str, float]
     """The score of a head that attends evenly to all that it sees."""
     queries: dict[str, int]
@@ -93,7 +93,7 @@ def scores(
     readings, first, second = [], 0.0, 0.0
     with torch.no_grad(), evaluating(model):
         for some in ids.split(max(1, ROOM // row)):
-            readings.append(_Reading(model, some))
+            readings.append(_PatternTap(model, some))
             logits = model(some, tap=readings[-1])
             nats = F.cross_entropy(logits[:, :-1].transpose(1, 2).float(), some[:, 1:], reduction="none")
             first += nats[:, : start + period - 1].sum().item()  # nats[:, i] is the loss of token i + 1
@@ -108,7 +108,7 @@ def scores_on(record: Record) -> HeadScores:
     One block's pattern is held at a time, unless the record keeps them. Raises ConfigError for a model without blocks,
     and where the record lacks what a block read.
     """
-    reading = _Reading(record.model, record.ids, record.mask)
+    reading = _PatternTap(record.model, record.ids, record.mask)
     for point in reading.points:
         reading(point, record[point])
     return HeadScores(*_means([reading]))
@@ -161,7 +161,7 @@ def targets(ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
     }
 
 
-class _Reading:
+class _PatternTap:
     """A tap that weighs each block's pattern at the targets, and keeps no pattern."""
 
     writes: Collection[str] = ()
@@ -172,21 +172,22 @@ class _Reading:
         self.points = {f"blocks.{layer}.attn.pattern": layer for layer in range(len(model.blocks))}
         self.targets = targets(ids, mask)
         real = torch.ones_like(ids) if mask is None else mask.long()
-        self.visible = real.cumsum(1).clamp(min=1)  # (B, T)
+        self.visible = real.cumsum(1).clamp(min=1).cpu()  # (B, T)
         self.paid = {kind: torch.zeros(len(model.blocks), model.config.n_head).double() for kind in KINDS}
 
     def __call__(self, point: str, pattern: Tensor) -> Tensor:
+        weights = pattern.to(torch.promote_types(pattern.dtype, torch.float32))  # half precision cannot sum thousands
         for kind, chosen in self.targets.items():
-            paid = torch.einsum("bhts,bts->h", pattern, chosen.to(pattern.dtype))
-            self.paid[kind][self.points[point]] = paid.double().cpu()
+            paid = torch.einsum("bhts,bts->h", weights, chosen.to(weights.dtype))
+            self.paid[kind][self.points[point]] = paid.cpu()
         return pattern
 
 
-def _means(readings: Iterable[_Reading]) -> tuple[dict[str, Tensor], dict[str, float], dict[str, int]]:
+def _means(readings: Sequence[_PatternTap]) -> tuple[dict[str, Tensor], dict[str, float], dict[str, int]]:
     """The fields of HeadScores, over the queries of all the readings."""
     by_kind, even, queries = {}, {}, {}
     for kind in KINDS:
-        counts = [reading.targets[kind].sum(-1) for reading in readings]  # (B, T) each
+        counts = [reading.targets[kind].sum(-1).cpu() for reading in readings]  # (B, T) each; float64 needs the CPU
         shares = [count.double() / reading.visible for count, reading in zip(counts, readings, strict=True)]
         queries[kind] = sum(int((count > 0).sum()) for count in counts)
         asked = queries[kind] or float("nan")

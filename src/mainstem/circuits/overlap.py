@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mainstem.circuits.factors import product_norms
-from mainstem.circuits.weights import heads
+from mainstem.circuits.head_weights import heads
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.gpt import GPT
 
@@ -32,7 +32,7 @@ ROWS = 32
 """Subspaces that are compared with all later ones in one step."""
 
 
-class Pair(NamedTuple):
+class SubspacePair(NamedTuple):
     """Two subspaces, `L0H3.O` and `L1H2.K`, and how they lie."""
 
     first: str
@@ -44,7 +44,10 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Overlap:
-    """The overlaps of N = 4 L H subspaces; tables are (N, N), symmetric, in the order of `labels`: role by role."""
+    """The overlaps of N = 4 L H subspaces; tables are (N, N), symmetric, in the order of `labels`: role by role.
+
+    All tensors are on the CPU: the moments of random subspaces need float64, which not every device has.
+    """
 
     labels: list[str]
     bases: Tensor
@@ -54,7 +57,7 @@ class Overlap:
     kernel: Tensor
     """(N, N), sums of squared cosines."""
     width: int
-    """d, the dimensions of the stream that are read: C, and C - 1 where every reader centres."""
+    """d, the dimensions that are read: C, and C - 1 where all the readers centre that heads have a path to."""
 
     def rows(self, role: str) -> slice:
         """Where the subspaces of a role lie: `overlap.z[overlap.rows("O"), overlap.rows("K")]` is (L H, L H)."""
@@ -79,6 +82,11 @@ class Overlap:
         """(N, N), kernel / min(p, q): from 0 to 1, and NaN where a subspace is empty."""
         return self.kernel / torch.minimum(self.ranks[:, None], self.ranks)
 
+    @cached_property
+    def chance(self) -> Tensor:
+        """(N, N), the share that random subspaces of these ranks have in the mean; NaN where one is empty."""
+        return self.mean / torch.minimum(self.ranks[:, None], self.ranks)
+
     def angles(self, first: str, second: str) -> Tensor:
         """The min(p, q) principal angles of two subspaces by their labels, in radians, rising.
 
@@ -97,14 +105,15 @@ class Overlap:
         index = self.labels.index(label)
         return self.bases[index, : int(self.ranks[index])]
 
-    def top(self, count: int = 10) -> list[Pair]:
+    def top(self, count: int = 10) -> list[SubspacePair]:
         """The pairs of two different subspaces of the highest z, highest first."""
-        first, second = torch.triu_indices(len(self.labels), len(self.labels), offset=1, device=self.z.device)
+        first, second = torch.triu_indices(len(self.labels), len(self.labels), offset=1)
         z = self.z[first, second].nan_to_num(nan=-torch.inf)
         best = z.argsort(descending=True, stable=True)[: min(count, int(z.isfinite().sum()))]
         pairs = zip(first[best].tolist(), second[best].tolist(), strict=True)
         tables = (self.kernel, self.z, self.share)
-        return [Pair(self.labels[i], self.labels[j], *(table[i, j].item() for table in tables)) for i, j in pairs]
+        values = ((i, j, (table[i, j].item() for table in tables)) for i, j in pairs)
+        return [SubspacePair(self.labels[i], self.labels[j], *row) for i, j, row in values]
 
 
 def random_moments(p: Tensor | int, q: Tensor | int, width: int) -> tuple[Tensor, Tensor]:
@@ -135,4 +144,4 @@ def overlap(model: GPT) -> Overlap:
         half[some, start:] = product_norms(bases[some], bases[start:]).square()
     kernel = half.triu() + half.triu(1).T
     labels = [f"{label}.{role}" for role in ROLES for label in every.labels]
-    return Overlap(labels, bases, ranks, kernel, every.width)
+    return Overlap(labels, bases.cpu(), ranks.cpu(), kernel.cpu(), every.width)

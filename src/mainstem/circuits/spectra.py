@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from mainstem.circuits.factors import Factored
-from mainstem.circuits.weights import at_offset, check_path, heads, reader, readers, writer, writers
-from mainstem.errors import ConfigError
+from mainstem.circuits.head_weights import at_offset, heads
+from mainstem.circuits.paths import NoPath, by_cause, check_path
+from mainstem.circuits.weights import reader, readers, writer, writers
 from mainstem.model.gpt import GPT
 
 
@@ -38,8 +39,12 @@ class Spectra:
     copying: Tensor
     """(n,), the score of the full OV circuit; NaN where all its eigenvalues are 0, and where no path leads from `embed`
     through the head to `unembed`."""
+    offset: int | None
+    """Of QK: how far before its query a key stands; None where positions are not rotary."""
     reasons: dict[int, str]
-    """Block -> why its heads have no such path."""
+    """Block -> what lies between, where its heads have no such path."""
+    notes: tuple[str, ...]
+    """What the numbers leave open, and which are missing, in words."""
 
 
 def positive_share(eigenvalues: Tensor) -> Tensor:
@@ -61,11 +66,13 @@ def spectra(model: GPT, offset: int | None = None) -> Spectra:
         try:
             check_path(model, written["embed"], read[f"L{block}H0.V"])
             check_path(model, written[f"L{block}H0"], read["unembed"])
-        except ConfigError as reason:
-            reasons[block] = str(reason)
+        except NoPath as reason:
+            reasons[block] = reason.cause
             copying[block * per_block : (block + 1) * per_block] = torch.nan
     singular = ov.singular_values(), qk.singular_values()
-    return Spectra(every.labels, *singular, ov.eigenvalues(), copying, reasons)
+    lacking = by_cause(reasons, f"of {len(model.blocks)} blocks lack a copying score")
+    values = *singular, ov.eigenvalues(), copying
+    return Spectra(every.labels, *values, every.offset, reasons, (*every.notes, *lacking))
 
 
 def matching(model: GPT, earlier: str, later: str, offset: int | None = None) -> float:

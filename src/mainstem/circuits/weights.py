@@ -18,19 +18,18 @@ writer's place is the join that adds it, -1 for the embeddings; a reader's is th
 of joins for the unembedding.
 """
 
-import itertools
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from mainstem.circuits.factors import Factored
 from mainstem.errors import ConfigError, nearest
-from mainstem.model.attention import Attention, rotate, rotation
+from mainstem.model.attention import Attention
 from mainstem.model.gpt import GPT
 from mainstem.model.norms import Empty, LayerNorm, Norm
 from mainstem.model.stack import places
-from mainstem.model.sublayer import Constant
+
+DIRECTION_ONLY = "direction only, for QK-norm fixes the length of what is read"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ class Writer:
 class Reader:
     """A part that reads the stream: its inner units are stream @ matrix, divided by the `scales`.
 
-    Queries and keys are those before rotation, which depends on the position (see `qk`).
+    Queries and keys are those before rotation, which depends on the position (`head_weights.qk`).
     """
 
     label: str
@@ -98,7 +97,7 @@ class Reader:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the matrix leaves open, in words."""
-        direction = f"{self.label}: direction only, for QK-norm fixes the length of what is read"
+        direction = f"{self.label}: {DIRECTION_ONLY}"
         return (*_scale_notes(self.label, self.scales), *([direction] if self.direction_only else []))
 
 
@@ -142,8 +141,7 @@ def writers(model: GPT) -> dict[str, Writer]:
     for place, (block, _, join, branch) in enumerate(places(model)):
         rest = (join.ln_out, join.gain, _scales(f"blocks.{block}.", join.ln_out))
         if isinstance(branch, Attention):
-            parts = branch.c_proj.weight.chunk(branch.n_head, dim=1)  # each (C, D)
-            found += [Writer(f"L{block}H{h}", place, part.T, *rest) for h, part in enumerate(parts)]
+            found += [Writer(f"L{block}H{h}", place, part, *rest) for h, part in enumerate(branch.output)]
         else:
             found.append(Writer(f"{block}_mlp_out", place, branch.c_proj.weight.T, *rest))
     return {writer.label: writer for writer in found}
@@ -184,101 +182,3 @@ def reader(model: GPT, label: str) -> Reader:
     if label not in found:
         raise ConfigError(f"reader: {label!r} is not in this model; {nearest(label, found)}")
     return found[label]
-
-
-def check_path(model: GPT, writer: Writer, reader: Reader) -> float:
-    """The number by which the stream multiplies a write until the reader reads it: the product of the skips between.
-
-    Raises ConfigError, with the reason, where no fixed matrix leads from one to the other: the reader does not come
-    after the writer, a norm over the sum (`ln_add`) lies between, or a skip of 0 does.
-    """
-    route = f"{writer.label} -> {reader.label}"
-    if reader.place <= writer.place:
-        raise ConfigError(f"{route}: no virtual weights, for {reader.label} reads before {writer.label} has written")
-    product = 1.0
-    for place, at in enumerate(itertools.islice(places(model), reader.place)):
-        join, name = at.join, at.name
-        if place > writer.place:
-            product *= join.skip.value if isinstance(join.skip, Constant) else 1.0
-            if product == 0:
-                raise ConfigError(f"{route}: no virtual weights, for {name}.skip is 0 and ends what was in the stream")
-        if place >= writer.place and isinstance(join.ln_add, Norm):
-            raise ConfigError(
-                f"{route}: no virtual weights, for {name}.ln_add, a norm over the stream itself, lies between; "
-                "rows without ln_add have them (pre, sandwich, reordered, none and others)"
-            )
-    return product
-
-
-def at_offset(model: GPT, queries: Tensor, offset: int | None) -> Tensor:
-    """W_Q (..., C, D) as it meets the keys `offset` positions before it: W_Q R(offset), where positions are rotary.
-
-    R(a) R(b)^T = R(a - b), so that the product depends on the distance alone (Su et al. 2021, section 3.2.1). None is 1
-    with rotary positions, and without them the queries as they are. Raises ConfigError for an offset below 0, and for
-    one where positions are not rotary.
-    """
-    config = model.config
-    if config.position != "rotary":
-        if offset is not None:
-            raise ConfigError(
-                f"offset: {offset} has no meaning here; rotary queries turn with the distance to the key, and this "
-                f"model's position is {config.position}"
-            )
-        return queries
-    offset = 1 if offset is None else offset
-    if offset < 0:
-        raise ConfigError(f"offset: {offset} is a key after the query; a causal model reads keys at 0 or more")
-    positions = torch.tensor([[offset]], device=queries.device)
-    cos, sin = rotation(positions, config.d_head, config.rope_base, queries.dtype)  # (1, 1, 1, D / 2)
-    return rotate(queries, cos.flatten(), sin.flatten())
-
-
-def ov(model: GPT, layer: int, head: int) -> Factored:
-    """W_V W_O of a head, (C, C) of rank D: what it writes for what it reads. Elhage et al. 2021, "OV circuit"."""
-    label = f"L{layer}H{head}"
-    return Factored(reader(model, f"{label}.V").matrix, writer(model, label).matrix)
-
-
-def qk(model: GPT, layer: int, head: int, offset: int | None = None) -> Factored:
-    """W_Q W_K^T of a head, (C, C) of rank D: x_query @ QK @ x_key is what attends. Elhage et al. 2021, "QK circuit".
-
-    The factor `attn_scale` is not in it. With rotary positions it is W_Q R(offset) W_K^T, for a key `offset` positions
-    before the query; None is 1. Raises ConfigError as `at_offset` does, and for a head that the model does not have.
-    """
-    label = f"L{layer}H{head}"
-    queries = at_offset(model, reader(model, f"{label}.Q").matrix, offset)
-    return Factored(queries, reader(model, f"{label}.K").matrix.mT)
-
-
-@dataclass(frozen=True, eq=False)
-class Heads:
-    """The matrices of all heads, stacked, block by block: n = L H of them."""
-
-    labels: list[str]
-    W_Q: Tensor
-    """(n, C, D), turned by the offset where positions are rotary."""
-    W_K: Tensor
-    """(n, C, D)."""
-    W_V: Tensor
-    """(n, C, D)."""
-    W_O: Tensor
-    """(n, D, C), centred where nothing reads the stream's mean."""
-    width: int
-    """The dimensions of the stream that are read: C, and C - 1 where nothing reads its mean."""
-
-
-def heads(model: GPT, offset: int | None = None) -> Heads:
-    """Every head of the model. Raises ConfigError for a model without heads, and for an offset as `at_offset` does.
-
-    Where every reader centres, as with LayerNorm in `pre`, the mean of a write reaches nobody, and is taken away here.
-    """
-    written, read = writers(model), readers(model)
-    labels = [label for label in written if f"{label}.V" in read]
-    if not labels:
-        raise ConfigError("a model without blocks has no heads; give one with n_layer at least 1")
-    # (n, D, C) in memory, as the model has them, and as QR and products with the stream take them fastest
-    W_Q, W_K, W_V = (torch.stack([read[f"{label}.{role}"].matrix.T for label in labels]).mT for role in "QKV")
-    W_O, width = torch.stack([written[label].matrix for label in labels]), model.config.d_model
-    if all(reader.centres for reader in read.values()):
-        W_O, width = centred(W_O), width - 1
-    return Heads(labels, at_offset(model, W_Q, offset), W_K, W_V, W_O, width)

@@ -1,10 +1,14 @@
 """A RUN and a prompt, opened as several verbs need them."""
 
 import io
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import arg
 
 from mainstem import durable
 from mainstem.cli.parse import Positional
@@ -14,8 +18,14 @@ from mainstem.text import units
 from mainstem.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mainstem.model.gpt import GPT
     from mainstem.stream.trace import Trace
+    from mainstem.text.tokens import Prepared
+
+LINE = 80
+"""Columns of a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +42,40 @@ class Output:
 class Opening(Output):
     """A model, and how it is opened."""
 
-    run: Positional[str]
+    run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder, or a checkpoint inside one."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, mps, auto."""
-    dtype: str = "float32"
-    """float32, or float64 for the last digits."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """float64 for the last digits."""
+
+    def __post_init__(self) -> None:
+        top = getattr(self, "top", 1)  # most questions show the strongest of many rows
+        if top < 1:
+            raise UserError(f"top: {top} is not possible; show at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt(Opening):
     """A model and a text."""
 
-    prompt: Positional[str]
+    prompt: Annotated[Positional[str], arg(metavar="PROMPT")]
     """The text that is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured(Prompt):
+    """A model, a text, and a capture of what the model does with it."""
+
     budget: float = 4.0
     """GB that the capture may take."""
+
+
+def alone(command: Any, flag: str, *others: str) -> None:
+    """Raise UserError where a field that says nothing beside the flag is given: is not what it is by default."""
+    for field in fields(command):
+        if field.name in others and getattr(command, field.name) != field.default:
+            raise UserError(f"{flag} and --{field.name.replace('_', '-')} do not go together; leave one of them out")
 
 
 def open_model(command: Opening, screen: Screen) -> tuple["GPT", Tokenizer]:
@@ -57,8 +85,6 @@ def open_model(command: Opening, screen: Screen) -> tuple["GPT", Tokenizer]:
     from mainstem.training.checkpoint import load
     from mainstem.training.device import Device
 
-    if command.dtype not in ("float32", "float64"):
-        raise UserError(f"dtype: {command.dtype!r} is not possible; give float32 or float64")
     model, tokenizer = load(command.run, screen.note)
     if tokenizer is None:
         raise DataError(f"{command.run}: no tokenizer.json, so it cannot read a prompt; copy one into the folder")
@@ -76,42 +102,75 @@ def read_prompt(text: str, model: "GPT", tokenizer: Tokenizer, screen: Screen) -
     return ids[-n_ctx:]
 
 
-def data_of(run: str) -> Path:
-    """The prepared text of a run, wherever it stands."""
-    from mainstem.training.folder import RunFolder
-
-    folder = RunFolder(run)
-    if folder.data.is_dir() or not folder.exists():
-        return folder.data
-    return Path(folder.settings()["data"][0])
-
-
-def open_trace(command: Prompt, screen: Screen, **options: Any) -> "Trace":
-    """The trace of the prompt."""
-    from mainstem.stream.capture import capture
+def open_trace(command: Captured, screen: Screen, points: Sequence[str] = ()) -> "Trace":
+    """The trace of the prompt: what a capture keeps by default, and these points."""
+    from mainstem.stream.capture import capture, default_points
+    from mainstem.stream.points import select
 
     model, tokenizer = open_model(command, screen)
     ids = read_prompt(command.prompt, model, tokenizer, screen)
-    return capture(model, [ids], tokenizer=tokenizer, budget=int(command.budget * 1e9), **options)
+    kept = [*default_points(model), *select(points, model)]
+    return capture(model, [ids], kept, tokenizer=tokenizer, budget=int(command.budget * 1e9))
+
+
+def prepared(run: str, data: str | None, tokenizer: Tokenizer) -> "Prepared":
+    """The prepared folder `data`, or a run's own wherever it stands. Raises DataError for another tokenizer's."""
+    from mainstem.text import tokens
+    from mainstem.training.folder import RunFolder
+
+    folder = RunFolder(run)
+    path = folder.data
+    if data is not None:
+        path = Path(data)
+    elif folder.exists() and not path.is_dir():  # it was prepared beforehand
+        path = Path(folder.settings()["data"][0])
+    found = tokens.load(path)
+    if found.tokenizer.hash != tokenizer.hash:
+        raise DataError(f"{found.path}: its tokenizer is not the run's; prepare it with --tokenizer {run}")
+    return found
+
+
+def held_out(
+    run: str,
+    data: str | None,
+    model: "GPT",
+    tokenizer: Tokenizer,
+    count: int,
+    check: Callable[[], None] = lambda: None,
+) -> Iterator["Tensor"]:
+    """At most `count` windows, ids (1, T) on the model's device, of the text that a run's training did not see.
+
+    `data` is a prepared folder, None the run's own; `check` is called before each window and may raise. Raises
+    UserError for a count below 1, DataError for a folder that cannot be read or is another tokenizer's.
+    """
+    import torch
+
+    from mainstem.text import tokens
+
+    if count < 1:
+        raise UserError(f"{count} windows of held-out text are not possible; read at least 1")
+    val = prepared(run, data, tokenizer).val
+    length = min(model.config.n_ctx, len(val) - 1)
+    windows = tokens.evaluation_windows(val, length, 1, vocab_size=model.config.vocab_size)
+    for ids, _ in itertools.islice(windows, count):
+        check()
+        yield torch.from_numpy(ids).to(model.wte.weight.device)
 
 
 def typed_token(tokenizer: Tokenizer, text: str) -> int:
-    """The id of a token as it was typed; `\\n` and `\\t` may stand for themselves."""
+    """The id of a token as it was typed: its text, in which `\\n` and `\\t` stand for themselves, or `id:198`."""
+    number = re.fullmatch(r"id:(\d+)", text)
+    if number is not None:
+        return units.single_token(tokenizer, int(number[1]))
     return units.single_token(tokenizer, text.replace("\\n", "\n").replace("\\t", "\t"))
 
 
-def answer(
-    model: "GPT", tokenizer: Tokenizer, ids: list[int], token: str | int | None, foil: str | None
-) -> tuple[int, int | None]:
-    """The ids of an answer and a foil; without an answer, what the model puts first after the ids."""
+def first_choice(model: "GPT", ids: Sequence[int]) -> int:
+    """What the model puts first after the ids."""
     import torch
 
-    if token is None:
-        with torch.no_grad():
-            token = int(model(torch.tensor([ids], device=model.wte.weight.device))[0, -1].argmax())
-    elif isinstance(token, str):
-        token = typed_token(tokenizer, token)
-    return token, None if foil is None else typed_token(tokenizer, foil)
+    with torch.no_grad():
+        return int(model(torch.tensor([ids], device=model.wte.weight.device))[0, -1].argmax())
 
 
 def piece(tokenizer: Tokenizer, i: int) -> str:
@@ -119,25 +178,29 @@ def piece(tokenizer: Tokenizer, i: int) -> str:
     return units.shown(units.pieces(tokenizer, [i])[0])
 
 
-def pieces_of(trace: "Trace") -> list[str]:
-    """The prompt's tokens as they are shown, each in its place."""
-    assert trace.tokenizer is not None
-    return [units.shown(text) for text in units.pieces(trace.tokenizer, trace.ids[0].tolist())]
+def in_json(tokenizer: Tokenizer, ids: Iterable[int]) -> list[dict[str, Any]]:
+    """Tokens for a program: `id`, and `text` with nothing escaped."""
+    ids = list(ids)
+    return [{"id": i, "text": text} for i, text in zip(ids, units.pieces(tokenizer, ids), strict=True)]
 
 
-def tail(text: str, columns: int = 40) -> str:
-    """The end of a prompt, on one line."""
-    flat = text.replace("\n", "\\n")
-    return flat if units.width(flat) <= columns else "..." + flat[-columns:]
+def ending(start: str, text: str) -> str:
+    """A line that says of what text it is: the start, and as much of the end of the text as the line holds."""
+    return f"{start} '{units.tail(units.shown(text), max(20, LINE - units.width(start) - 3))}'"
 
 
 def finish(command: Output, screen: Screen, result: Mapping[str, Any], arrays: Callable[[], Mapping[str, Any]]) -> None:
-    """The one object of --json, and the file of --npz, whole or absent."""
+    """The one object of --json, and the file of --npz, whole or absent; arrays may be tensors on any device."""
     if command.npz is not None:
         import numpy as np
+        import torch
 
+        plain: dict[str, Any] = {
+            name: array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else array
+            for name, array in arrays().items()
+        }
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, **arrays())
+        np.savez_compressed(buffer, **plain)
         path = Path(command.npz)
         durable.write_bytes(path, buffer.getvalue())
         screen.note(f"wrote {path}")

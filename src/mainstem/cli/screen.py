@@ -71,7 +71,7 @@ def _is_number(text: str) -> bool:
     return text == "-" or _NUMBER.fullmatch(text) is not None
 
 
-def length(value: float, largest: float, columns: int = 20) -> str:
+def bar_text(value: float, largest: float, columns: int = 20) -> str:
     """A bar of at most so many columns; below zero it is pale."""
     full, pale = ("█", "░") if (sys.stdout.encoding or "").lower().startswith("utf") else ("#", "-")
     return (full if value >= 0 else pale) * round(columns * abs(value) / largest) if largest else ""

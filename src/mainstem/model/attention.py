@@ -69,6 +69,20 @@ class Attention(nn.Module):
             for name in ("q_norm", "k_norm")
         )
 
+    @property
+    def value_bias(self) -> Tensor | None:
+        """The values' part of the bias of `c_attn`, (H, D); a view, or None without biases.
+
+        Every pattern sums to 1, so each z holds it whole, whatever was attended to.
+        """
+        bias = self.c_attn.bias
+        return None if bias is None else bias.chunk(3)[2].unflatten(0, (self.n_head, self.d_head))
+
+    @property
+    def output(self) -> Tensor:
+        """W_O by head, (H, D, C): head h returns z[h] @ output[h], and `c_proj` their sum and its bias. A view."""
+        return self.c_proj.weight.T.unflatten(0, (self.n_head, self.d_head))
+
     def initialise(self, init: Initialiser) -> None:
         """Draw q, k, v and the output projection, each with its own fans."""
         for part, gain in zip(self.c_attn.weight.chunk(3), (1.0, 1.0, init.branch), strict=True):

@@ -36,6 +36,12 @@ class Block(nn.Module):
         if self.mlp is not None:
             self.mlp.initialise(init)
 
+    def points(self) -> list[str]:
+        """Its points, without the block's prefix, in the order of the forward pass."""
+        attention = self.res_1.points([f"attn.{point}" for point in ("q", "k", "v", "pattern", "z")])
+        mlp = ["resid_mid", *self.res_2.points(["mlp.pre", "mlp.post"])] if self.mlp is not None else []
+        return ["resid_pre", *attention, *mlp, "resid_post"]
+
     def forward(
         self, x: Tensor, view: View = CAUSAL, slot: CacheSlot | None = None, tap: Tap | None = None
     ) -> Tensor:

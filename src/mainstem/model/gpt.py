@@ -1,6 +1,7 @@
 """GPT: embed, let every block read the stream and write to it, unembed."""
 
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from mainstem.errors import ConfigError
 from mainstem.model.attention import CacheSlot, View, rotation
 from mainstem.model.block import Block
 from mainstem.model.init import Initialiser
-from mainstem.model.norms import Empty, make_norm
+from mainstem.model.norms import Empty, Norm, make_norm
 from mainstem.model.tap import Scope, Tap, check_points, touch
 
 
@@ -48,7 +49,7 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.n_ctx, C) if config.position == "learned" else None
         self.embd_dropout = nn.Dropout(config.embd_dropout) if config.embd_dropout else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.n_layer))
-        self.ln_f = make_norm(config, "ln_f") if residuals.row(config.residual).ln_f else Empty()
+        self.ln_f: Norm | Empty = make_norm(config, "ln_f") if residuals.row(config.residual).ln_f else Empty()
         self.lm_head = nn.Linear(C, V, bias=config.lm_head_bias)
         if config.tie_embeddings:
             self.lm_head.weight = self.wte.weight
@@ -86,13 +87,20 @@ class GPT(nn.Module):
         """
         if tap is not None and not tap.points:
             tap = None  # one that asks for nothing costs nothing
-        if tap is not None and len(self.blocks) == self.config.n_layer:  # not of a cut model, whose blocks moved
-            check_points(tap.points, self.config)
+        if tap is not None:
+            check_points(tap.points, self.points())
         x, view = self.embed(ids, mask=mask, cache=cache, tap=tap)
         x = self.through(x, view, cache=cache, tap=tap)
         if cache is not None:
             cache.advance(ids.shape[1])
         return x
+
+    def points(self) -> list[str]:
+        """Every point that a tap may ask for, in the order of the forward pass."""
+        embeddings = ["embed"] if self.wpe is None else ["embed", "pos_embed"]
+        every: Iterable[Any] = self.blocks
+        blocks = [f"blocks.{index}.{point}" for index, block in enumerate(every) for point in block.points()]
+        return [*embeddings, *blocks, "resid_final", *self.ln_f.points()]
 
     def embed(
         self, ids: Tensor, *, mask: Tensor | None = None, cache: Cache | None = None, tap: Tap | None = None

@@ -17,13 +17,15 @@ class Norm(nn.Module, ABC):
 
     def forward(self, x: Tensor, tap: Tap | None = None) -> Tensor:
         """(..., C) -> (..., C) by the fused kernel; the statistics are computed beside it, if they are asked for."""
-        if tap is not None:
-            wanted = (f"{self.point}.mean", f"{self.point}.scale")
-            if any(point in tap.points for point in wanted):
-                for point, value in zip(wanted, self.statistics(x), strict=True):
-                    if point in tap.points:
-                        tap(point, value)
+        if tap is not None and any(point in tap.points for point in self.points()):
+            for point, value in zip(self.points(), self.statistics(x), strict=True):
+                if point in tap.points:
+                    tap(point, value)
         return super().forward(x)
+
+    def points(self) -> list[str]:
+        """The names of its statistics."""
+        return [f"{self.point}.mean", f"{self.point}.scale"]
 
     @abstractmethod
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,8 +67,12 @@ class Empty(nn.Identity):
         """The input itself."""
         return x
 
+    def points(self) -> list[str]:
+        """None."""
+        return []
 
-def make_norm(config: ModelConfig, point: str, width: int | None = None, bias: bool | None = None) -> nn.Module:
+
+def make_norm(config: ModelConfig, point: str, width: int | None = None, bias: bool | None = None) -> Norm:
     """The norm that the config names, over `width` (d_model if None), its statistics offered under `point`."""
     width = width or config.d_model
     if config.norm == "rmsnorm":

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mainstem import residuals
 from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
-from mainstem.model.norms import Empty, make_norm
+from mainstem.model.norms import Empty, Norm, make_norm
 from mainstem.model.tap import Tap, touch
 from mainstem.residuals import Slots
 
@@ -64,7 +64,7 @@ class Join(nn.Module):
     ):
         super().__init__()
 
-        def norm(slot: str) -> nn.Module:
+        def norm(slot: str) -> Norm | Empty:
             return make_norm(config, f"{name}.{slot}") if getattr(slots, slot) else Empty()
 
         self.ln_in, self.ln_out, self.ln_add = norm("ln_in"), norm("ln_out"), norm("ln_add")
@@ -84,6 +84,11 @@ class Join(nn.Module):
             )
         write = self.dropout(self.gain(self.ln_out(write, tap)))
         return self.ln_add(self.skip(x) + touch(tap, self.write_point, write), tap)
+
+    def points(self, inside: list[str]) -> list[str]:
+        """The points of this join in the order of the forward pass, with those inside the branch."""
+        before, after, over = (norm.points() for norm in (self.ln_in, self.ln_out, self.ln_add))
+        return [*before, *inside, *after, self.write_point, *over]
 
 
 class Sublayer(nn.Module):

@@ -27,8 +27,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mainstem import residuals
-from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError, nearest
 
 
@@ -83,34 +81,7 @@ class Recorder:
         return tensor
 
 
-def block_points(config: ModelConfig, index: int) -> list[str]:
-    """The points of block `index`, without its prefix, in the order of the forward pass."""
-    slots = residuals.row(config.residual).slots(index, config.n_layer)
-    d_mlp = config.resolved().d_mlp
-
-    def statistics(join: str, norm: str) -> list[str]:
-        return [f"{join}.{norm}.mean", f"{join}.{norm}.scale"] if getattr(slots, norm) else []
-
-    def join(name: str, inside: list[str], write: str) -> list[str]:
-        return [
-            *statistics(name, "ln_in"), *inside, *statistics(name, "ln_out"), write, *statistics(name, "ln_add")
-        ]  # fmt: skip
-
-    attention = join("res_1", [f"attn.{p}" for p in ("q", "k", "v", "pattern", "z")], "attn_out")
-    mlp = ["resid_mid", *join("res_2", ["mlp.pre", "mlp.post"], "mlp_out")] if d_mlp else []
-    return ["resid_pre", *attention, *mlp, "resid_post"]
-
-
-def all_points(config: ModelConfig) -> list[str]:
-    """Every point of a model, in the order of the forward pass."""
-    positions = ["pos_embed"] if config.position == "learned" else []
-    blocks = [f"blocks.{i}.{point}" for i in range(config.n_layer) for point in block_points(config, i)]
-    final = ["ln_f.mean", "ln_f.scale"] if residuals.row(config.residual).ln_f else []
-    return ["embed", *positions, *blocks, "resid_final", *final]
-
-
-def check_points(points: Iterable[str], config: ModelConfig) -> None:
-    """Raise ConfigError for a point that a model of this config does not have, with the nearest one that it has."""
-    valid = all_points(config)
+def check_points(points: Iterable[str], valid: Collection[str]) -> None:
+    """Raise ConfigError for a point that is not among the valid ones, with the nearest one that is."""
     for point in sorted(set(points).difference(valid)):
         raise ConfigError(f"point: {point!r} is not in this model; {nearest(point, valid)}")

@@ -58,10 +58,7 @@ def attribution(
             rows.append(("ln_f.bias", direction @ final.bias))
         if offset is not None:
             rows.append(("lm_head.bias", offset.expand(stream.shape[:2])))
-        closed = Terms.of(rows, logit if offset is None else logit + offset)
-    if not isinstance(pos, int):
-        return closed
-    return Terms(closed.labels, closed.values.squeeze(2), closed.total.squeeze(1), closed.closing_error)
+        return Terms.of(rows, logit if offset is None else logit + offset).at(pos, axis=-1)
 
 
 def sources(record: Record, token: Token, foil: Token | None = None, pos: int = -1) -> Tensor:
@@ -87,8 +84,7 @@ def _by_source(record: Record, layer: int, attn: Attention, u: Tensor, here: sli
     """(B, H, T) of one block: pattern times value, along u, (B, 1, C)."""
     block = f"blocks.{layer}."
     v = record[f"{block}attn.v"]  # (B, T, H, D)
-    weight = attn.c_proj.weight.unflatten(1, v.shape[2:])  # (C, H, D)
-    read = torch.einsum("bc,chd->bhd", u[:, 0], weight)
+    read = torch.einsum("bc,hdc->bhd", u[:, 0], attn.output)
     return record[f"{block}attn.pattern"][:, :, here][:, :, 0] * torch.einsum("bthd,bhd->bht", v, read)
 
 

@@ -17,8 +17,7 @@ from mainstem.model.attention import Attention
 from mainstem.model.norms import Empty
 from mainstem.model.stack import Place, places
 from mainstem.stream.frozen import Frozen, freeze
-from mainstem.stream.metrics import position
-from mainstem.stream.points import BUDGET, Key, resolve
+from mainstem.stream.points import BUDGET, Key, position, resolve
 from mainstem.stream.record import Record
 
 UNITS = ("branch", "head", "neuron")
@@ -46,6 +45,13 @@ class Terms:
         """Stack the rows and measure how they close."""
         values = torch.stack([value for _, value in rows])
         return cls([label for label, _ in rows], values, total, closing_error(values.sum(0), total))
+
+    def at(self, pos: "Positions", axis: int) -> "Terms":
+        """Without the total's axis of positions, if one position was asked for."""
+        if not isinstance(pos, int):
+            return self
+        axis %= self.total.ndim
+        return Terms(self.labels, self.values.squeeze(axis + 1), self.total.squeeze(axis), self.closing_error)
 
     def __getitem__(self, label: str) -> Tensor:
         """One row. Raises ConfigError with the nearest label."""
@@ -92,19 +98,20 @@ def decompose(record: Record, by: str = "branch", at: Key = "resid_final", pos: 
 
     Elhage et al. 2021, "Virtual weights and the residual stream".
     """
+    check_unit(by)
     point, here = _stream_point(record, at), positions(record, pos)
     with torch.no_grad():
         rows = [row for piece in _embeddings(record, here) for row in piece.carried()]
         total = record[point][:, here]
         for place in _before(record, point):
             rows = [(label, place.join.skip(row)) for label, row in rows]
-            pieces = list(_write(record, place, by, here))
+            pieces = list(written(record, place, by, here))
             _check_room(sum(len(piece.labels) for piece in pieces) + len(rows), total)
             rows += [row for piece in pieces for row in piece.carried()]
             norm = frozen(record, place, "ln_add", here)
             rows = [(label, norm.carry(row)) for label, row in rows]
             rows += [row for piece in _bias(place, norm, total) for row in piece.carried()]
-        return _squeezed(Terms.of(rows, total), pos, axis=1)
+        return Terms.of(rows, total).at(pos, axis=1)
 
 
 def project(
@@ -119,6 +126,7 @@ def project(
     Returns terms whose values are (rows, B, T), after rows k or whatever led u's shape, without T for one position; the
     total is <stream, u>.
     """
+    check_unit(by)
     point, here = _stream_point(record, at), positions(record, pos)
     with torch.no_grad():
         stream = record[point][:, here]
@@ -129,10 +137,10 @@ def project(
             norm = frozen(record, place, "ln_add", here)
             bias = [row for piece in _bias(place, norm, stream) for row in piece.along(u)]
             u = norm.pull(u)
-            rows = [row for piece in _write(record, place, by, here) for row in piece.along(u)] + bias + rows
+            rows = [row for piece in written(record, place, by, here) for row in piece.along(u)] + bias + rows
             u = place.join.skip(u)
         rows = [row for piece in _embeddings(record, here) for row in piece.along(u)] + rows
-        return _squeezed(Terms.of(rows, total), pos, axis=total.ndim - 1)
+        return Terms.of(rows, total).at(pos, axis=-1)
 
 
 def accumulate(record: Record, by: str = "branch", pos: Positions = None, norm: str | None = None) -> Terms:
@@ -181,7 +189,10 @@ def check_normalisation(norm: str) -> None:
 def positions(record: Record, pos: Positions) -> slice:
     """The positions as a range. Raises ConfigError for one that the text does not have."""
     if not isinstance(pos, int):
-        return slice(None) if pos is None else pos
+        here, T = slice(None) if pos is None else pos, record.ids.shape[1]
+        if not range(T)[here]:
+            raise ConfigError(f"pos: {here} holds none of the {T} positions of the text")
+        return here
     at = position(pos, record.ids.shape[1])
     return slice(at, at + 1)
 
@@ -199,7 +210,7 @@ def frozen_final(record: Record, here: slice = slice(None)) -> Frozen:
 
 
 def _stream_point(record: Record, at: Key) -> str:
-    point = resolve(at, record.model.config)
+    point = resolve(at, record.model)
     if not point.endswith(("resid_pre", "resid_mid", "resid_post", "resid_final")):
         raise ConfigError(f"at: {point!r} is not a point of the stream; give 'resid_final' or ('resid_mid', 0)")
     return point
@@ -272,47 +283,31 @@ def _bias(place: Place, norm: Frozen, like: Tensor, slot: str = "ln_add") -> Ite
         yield _Whole(f"{place.layer}_{place.kind}.{slot}.bias", norm.bias.expand_as(like))
 
 
-def _write(record: Record, place: Place, by: str, here: slice) -> Iterator[_Whole | _Parts]:
-    """One write as pieces that sum to it: itself; or its heads or neurons, and its biases."""
-    check_unit(by)
+def written(record: Record, place: Place, by: str, here: slice) -> Iterator[_Whole | _Parts]:
+    """One write as pieces that sum to it: itself; or its heads or neurons, and its biases.
+
+    A piece has `labels`, `carried()`, its rows as they are added, (B, T, C), and `along(u)`, their products with u.
+    """
     if by == "branch" or (by == "head" and place.kind == "mlp"):
         yield _Whole(place.label, record[place.write][:, here])
         return
-    norm, gain, block = frozen(record, place, "ln_out", here), place.join.gain, f"blocks.{place.layer}."
-    proj = place.branch.c_proj
-    assert isinstance(proj, nn.Linear)
-    if place.kind == "attn":
-        z = record[f"{block}attn.z"][:, here]  # (B, T, H, D)
-        directions = proj.weight.T.unflatten(0, z.shape[2:])  # (H, D, C)
-        b_V = _value_bias(place)
-        labels = [f"L{place.layer}H{head}" for head in range(z.shape[2])]
-        yield _Parts(labels, z if b_V is None else z - b_V, directions, norm, gain)
-        if b_V is not None:  # every pattern sums to 1, so what a head writes of it is the same everywhere
-            shared = b_V.flatten().expand(*z.shape[:2], 1, -1)
-            yield _Parts([f"{place.layer}_attn.b_V"], shared, proj.weight.T[None], norm, gain)
-    else:
-        post = record[f"{block}mlp.post"][:, here, :, None]  # (B, T, M, 1)
-        labels = [f"L{place.layer}N{neuron}" for neuron in range(post.shape[2])]
-        yield _Parts(labels, post, proj.weight.T[:, None], norm, gain)
+    norm, gain, block, branch = frozen(record, place, "ln_out", here), place.join.gain, place.layer, place.branch
     one = torch.ones_like(record[place.write][:, here, None, :1])  # (B, T, 1, 1)
-    if proj.bias is not None:
-        label = f"{place.layer}_{'attn.b_O' if place.kind == 'attn' else 'mlp.b_out'}"
-        yield _Parts([label], one, proj.bias[None, None], norm, gain)
+
+    def bias(name: str, vector: Tensor, norm: Frozen = norm) -> _Parts:
+        return _Parts([f"{block}_{name}"], one, vector[None, None], norm, gain)
+
+    if isinstance(branch, Attention):
+        z, b_V = record[f"blocks.{block}.attn.z"][:, here], branch.value_bias  # (B, T, H, D), (H, D)
+        labels = [f"L{block}H{head}" for head in range(branch.n_head)]
+        yield _Parts(labels, z if b_V is None else z - b_V, branch.output, norm, gain)
+        if b_V is not None:  # every pattern sums to 1, so what a head writes of it is the same everywhere
+            yield bias("attn.b_V", torch.einsum("hd,hdc->c", b_V, branch.output))
+    else:
+        post = record[f"blocks.{block}.mlp.post"][:, here, :, None]  # (B, T, M, 1)
+        labels = [f"L{block}N{neuron}" for neuron in range(post.shape[2])]
+        yield _Parts(labels, post, branch.c_proj.weight.T[:, None], norm, gain)
+    if branch.c_proj.bias is not None:
+        yield bias("attn.b_O" if place.kind == "attn" else "mlp.b_out", branch.c_proj.bias)
     if norm.bias is not None:
-        label = f"{place.layer}_{place.kind}.ln_out.bias"
-        yield _Parts([label], one, norm.bias[None, None], Frozen(), gain)
-
-
-def _value_bias(place: Place) -> Tensor | None:
-    """The values' share of c_attn's bias, (H, D)."""
-    attn = place.branch
-    assert isinstance(attn, Attention)
-    bias = attn.c_attn.bias
-    return None if bias is None else bias.chunk(3)[2].unflatten(0, (attn.n_head, attn.d_head))
-
-
-def _squeezed(terms: Terms, pos: Positions, axis: int) -> Terms:
-    """Without the axis of positions, if one was chosen; `axis` is the total's."""
-    if not isinstance(pos, int):
-        return terms
-    return Terms(terms.labels, terms.values.squeeze(axis + 1), terms.total.squeeze(axis), terms.closing_error)
+        yield bias(f"{place.kind}.ln_out.bias", norm.bias, Frozen())

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
+from mainstem.stream.distributions import log_probabilities
+from mainstem.stream.points import position
 
 Metric = Callable[[Tensor], Tensor]
 """Logits (B, T, V) -> (B,)."""
@@ -57,7 +59,7 @@ class TokenLogProb(AtPosition):
 
     def at(self, logits: Tensor) -> Tensor:
         """(B, V) -> (B,)."""
-        return _chosen(logits.log_softmax(-1), self.answer, "answer")
+        return _chosen(log_probabilities(logits), self.answer, "answer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,13 +111,6 @@ def _chosen(logits: Tensor, ids: Ids, what: str) -> Tensor:
     if not 0 <= int(chosen.min()) <= int(chosen.max()) < V:
         raise ConfigError(f"{what}: id {int(chosen.max())} is outside 0..{V - 1}")
     return logits.gather(1, chosen.expand(B)[:, None])[:, 0]
-
-
-def position(pos: int, T: int) -> int:
-    """The position from 0. Raises ConfigError for one that T positions do not have."""
-    if not -T <= pos < T:
-        raise ConfigError(f"pos: {pos} is out of range; the text has {T} positions, from 0 (or from -1, backwards)")
-    return pos % T
 
 
 def checked(value: Tensor, rows: int) -> Tensor:

@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError, nearest
-from mainstem.model.tap import all_points
+from mainstem.model.gpt import GPT
 
 BUDGET = 4 << 30
 """Bytes that a capture or a table of rows may take unless it is told otherwise."""
@@ -47,10 +46,10 @@ _PARTS = {"a": "attn", "attn": "attn", "m": "mlp", "mlp": "mlp", "ln1": "ln1", "
 _GLUED = re.compile(r"([a-z_]+?)(\d+)(attn|mlp|ln1|ln2|a|m)?")
 
 
-def names(config: ModelConfig) -> list[str]:
+def names(model: GPT) -> list[str]:
     """Every name of ours that a trace of this model answers to, derived ones last."""
-    points = all_points(config)
-    blocks = [f"blocks.{index}.{name}" for index in range(config.n_layer) for name in DERIVED]
+    points = model.points()
+    blocks = [f"blocks.{index}.{name}" for index in range(len(model.blocks)) for name in DERIVED]
     possible = [name for name in blocks if _exists(name, points)]
     return points + possible + (["ln_f.normalized"] if "ln_f.scale" in points else [])
 
@@ -59,18 +58,18 @@ def _exists(derived: str, points: list[str]) -> bool:
     return derived.endswith(("scores", "result")) or derived.replace("normalized", "scale") in points
 
 
-def resolve(key: Key, config: ModelConfig) -> str:
+def resolve(key: Key, model: GPT) -> str:
     """Our name of one point.
 
     Args:
         key: `blocks.3.resid_pre`; `("resid_pre", 3)`, `("resid_pre", -1)`, `("q", 3, "attn")`, `("scale", 3, "ln1")`;
             `resid_pre3`, `k6`, `scale4ln1`; `blocks.3.hook_resid_pre`, `blocks.3.hook_in`, `ln_final.hook_scale`.
-        config: of the model.
+        model: whose points.
 
     Raises ConfigError, with the nearest name, for a point that the model does not have.
     """
-    name = _spell(key, config)
-    valid = names(config)
+    name = _spell(key, model)
+    valid = names(model)
     if name in valid:
         return name
     rotated = {"attn.hook_q": "attn.q", "attn.hook_k": "attn.k"}.get(".".join(name.split(".")[2:]))
@@ -82,50 +81,52 @@ def resolve(key: Key, config: ModelConfig) -> str:
     raise ConfigError(f"point: {key!r} is not in this model; {near}")
 
 
-def _spell(key: Key, config: ModelConfig) -> str:
+def _spell(key: Key, model: GPT) -> str:
     if isinstance(key, tuple):
-        return _spell_tuple(key, config)
+        return _spell_tuple(key, model)
     glued = _GLUED.fullmatch(key)
     if glued is not None:
-        return _spell_tuple((glued[1], int(glued[2]), glued[3]), config)
+        return _spell_tuple((glued[1], int(glued[2]), glued[3]), model)
     plain = key.replace("hook_", "")
     block = re.fullmatch(r"blocks\.(\d+)\.(.+)", plain)
     if block is None:
         return _FOREIGN_ENDS.get(plain, plain)
-    if re.fullmatch(r"attn\.hook_[qk]", key.split(".", 2)[2]) and (config.position == "rotary" or config.qk_norm):
+    turned = model.config.position == "rotary" or model.config.qk_norm
+    if turned and re.fullmatch(r"attn\.hook_[qk]", key.split(".", 2)[2]):
         return key
     return f"blocks.{block[1]}.{_FOREIGN.get(block[2], block[2])}"
 
 
-def _spell_tuple(key: tuple[str | int | None, ...], config: ModelConfig) -> str:
+def _spell_tuple(key: tuple[str | int | None, ...], model: GPT) -> str:
     name, layer, part = (*key, None, None)[:3]
     if not (isinstance(name, str) and isinstance(layer, int | None) and isinstance(part, str | None) and len(key) <= 3):
         raise ConfigError(f"point: {key!r} is not a name; give ('resid_post', 3) or 'blocks.3.resid_post'")
     if layer is None:
-        return _spell(name, config)
-    if not -config.n_layer <= layer < config.n_layer:
-        raise ConfigError(f"point: {key!r} asks for block {layer}; the model has {config.n_layer}, from 0")
+        return _spell(name, model)
+    L = len(model.blocks)
+    if not -L <= layer < L:
+        raise ConfigError(f"point: {key!r} asks for block {layer}; the model has {L}, from 0")
     if part is not None:
         name = f"{_PARTS.get(part, part)}.{name}"
     name = _FOREIGN.get(name, name)
-    return f"blocks.{layer % config.n_layer}.{_SHORT.get(name, name)}"
+    return f"blocks.{layer % L}.{_SHORT.get(name, name)}"
 
 
-def select(spec: str | Iterable[Key], config: ModelConfig) -> list[str]:
+def select(spec: str | Iterable[Key], model: GPT) -> list[str]:
     """Our names of several points, in the order of the forward pass.
 
     Args:
         spec: names as `resolve` takes them, and patterns: `*.attn_out`, `blocks.0.*`; `resid_post` alone means that of
             every block.
-        config: of the model.
+        model: whose points.
 
     Raises ConfigError for a name or pattern that matches nothing.
     """
-    points = all_points(config)
+    points = model.points()
     chosen: set[str] = set()
     for key in [spec] if isinstance(spec, str) else spec:
         found = _matching(key, points) if isinstance(key, str) else []
-        chosen.update(found or [_point(key, config, points)])
+        chosen.update(found or [_point(key, model, points)])
     return [point for point in points if point in chosen]
 
 
@@ -139,16 +140,23 @@ def _matching(key: str, points: list[str]) -> list[str]:
     return [point for point in points if point.startswith("blocks.") and point.split(".", 2)[2] == name]
 
 
-def _point(key: Key, config: ModelConfig, points: list[str]) -> str:
-    point = resolve(key, config)
+def _point(key: Key, model: GPT, points: list[str]) -> str:
+    point = resolve(key, model)
     if point not in points:
         raise ConfigError(f"point: {point!r} is computed from others and cannot be captured; ask the trace for it")
     return point
 
 
-def size(point: str, config: ModelConfig, batch: int, length: int) -> int:
+def position(pos: int, T: int) -> int:
+    """The position from 0. Raises ConfigError for one that T positions do not have."""
+    if not -T <= pos < T:
+        raise ConfigError(f"pos: {pos} is out of range; the text has {T} positions, from 0 (or from -1, backwards)")
+    return pos % T
+
+
+def size(point: str, model: GPT, batch: int, length: int) -> int:
     """How many numbers a point holds for (batch, length) tokens."""
-    config, tokens, name = config.resolved(), batch * length, point.split(".")[-1]
+    config, tokens, name = model.config, batch * length, point.split(".")[-1]
     if point.endswith(".pattern"):
         return tokens * length * config.n_head
     if name in ("mean", "scale"):

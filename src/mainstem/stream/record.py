@@ -49,14 +49,16 @@ class Record:
 
     def __getitem__(self, key: Key) -> Tensor:
         """The tensor of a point, by any name that `points.resolve` takes; read again from the stream if need be."""
-        point = resolve(key, self._model.config)
+        if isinstance(key, str) and key in self.values:
+            return self.values[key]
+        point = resolve(key, self._model)
         found = self._held(point)
         return found if found is not None else self._computed(point)
 
     def __contains__(self, key: Key) -> bool:
         """Whether the point is held, rather than computed when asked for; false for what is no point of the model."""
         try:
-            return self._held(resolve(key, self._model.config)) is not None
+            return self._held(resolve(key, self._model)) is not None
         except ConfigError:
             return False
 
@@ -78,8 +80,18 @@ class Record:
     @cached_property
     def view(self) -> View:
         """What the queries of this pass could see."""
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(self.model):
             return self.model.embed(self.ids, mask=self.mask)[1]
+
+    def text(self, row: int) -> tuple[int, int]:
+        """A row of the batch, from 0, and the position at which its own tokens begin, after the padding.
+
+        Raises ConfigError for a row that is not there.
+        """
+        B, T = self.ids.shape
+        if not -B <= row < B:
+            raise ConfigError(f"row: {row} is out of range; the batch has {B} rows, from 0")
+        return row % B, 0 if self.mask is None else T - int(self.mask[row].sum())
 
     def start(self, layer: int) -> Tensor:
         """The stream that block `layer` read, (B, T, C). Raises ConfigError if it was not captured."""
@@ -89,13 +101,7 @@ class Record:
         return found
 
     def _held(self, point: str) -> Tensor | None:
-        """A recorded tensor: under its own name, or under the other that it has between two blocks."""
-        last = self._model.config.n_layer - 1
-        if point not in self.values and point.endswith(("resid_pre", "resid_post", "resid_final")):
-            at = last + 1 if point == "resid_final" else int(point.split(".")[1]) + point.endswith("resid_post")
-            same = ["resid_final"] if at > last else [f"blocks.{at}.resid_pre"]
-            point = next((name for name in [*same, f"blocks.{at - 1}.resid_post"] if name in self.values), point)
-        return self.values.get(point)
+        return held(self.values, point, len(self._model.blocks))
 
     def _computed(self, point: str) -> Tensor:
         with torch.no_grad(), evaluating(self.model):
@@ -119,8 +125,7 @@ class Record:
             return scores.masked_fill(~seen, float("-inf"))
         if name == "attn.result":
             z = self[f"{prefix}attn.z"]  # (B, T, H, D)
-            weight = self._attention(layer).c_proj.weight.unflatten(1, z.shape[2:])  # (C, H, D)
-            return torch.einsum("bthd,chd->bthc", z, weight)
+            return torch.einsum("bthd,hdc->bthc", z, self._attention(layer).output)
         if name.endswith(".normalized"):
             norm = name.removesuffix(".normalized")
             read = self.start(layer) if norm.startswith("res_1") else self[f"{prefix}resid_mid"]
@@ -135,6 +140,21 @@ class Record:
         return block.attn
 
 
-def _versions(model: GPT) -> tuple[list[int], float]:
-    """What changes whenever a weight is written to: torch counts, but not the steps of its fused optimizers."""
-    return [parameter._version for parameter in model.parameters()], model.lm_head.weight[0, 0].item()
+def held(values: Mapping[str, Tensor], point: str, blocks: int) -> Tensor | None:
+    """What is kept of a point: under its own name, or under the other that it has between two blocks."""
+    if point not in values and point.endswith(("resid_pre", "resid_post", "resid_final")):
+        at = blocks if point == "resid_final" else int(point.split(".")[1]) + point.endswith("resid_post")
+        following = "resid_final" if at == blocks else f"blocks.{at}.resid_pre"
+        point = next((name for name in (following, f"blocks.{at - 1}.resid_post") if name in values), point)
+    return values.get(point)
+
+
+def _versions(model: GPT) -> list[tuple[int, torch.dtype, bytes]]:
+    """What changes when a weight is written to.
+
+    Torch counts writes, but not the steps of its fused optimizers, so a number of each is kept as well, as bytes: NaN
+    equals itself then.
+    """
+    parameters = list(model.parameters())
+    firsts = torch.stack([parameter.detach().flatten()[0].float() for parameter in parameters]).cpu().numpy()
+    return [(p._version, p.dtype, first.tobytes()) for p, first in zip(parameters, firsts, strict=True)]

@@ -12,12 +12,16 @@ from mainstem.model.mode import evaluating
 from mainstem.model.stack import Place, places
 from mainstem.model.tap import Recorder
 from mainstem.stream import attribution, decompose
-from mainstem.stream import lens as lenses
 from mainstem.stream.attribution import Token
 from mainstem.stream.decompose import Positions, Terms
 from mainstem.stream.points import Key, resolve
-from mainstem.stream.record import Record
-from mainstem.stream.tuned import TunedLens
+from mainstem.stream.reading import lens as lenses
+from mainstem.stream.reading.erasure import Erasure, erasure
+from mainstem.stream.reading.flow import flow
+from mainstem.stream.reading.token_trace import TokenTrace, token_trace
+from mainstem.stream.reading.tuned import TunedLens
+from mainstem.stream.reading.writes import Write, writes
+from mainstem.stream.record import Record, held
 
 if TYPE_CHECKING:
     from mainstem.text.tokenizer import Tokenizer
@@ -68,12 +72,37 @@ class Trace(Record):
         """What the model would say at every depth; `tuned` reads each depth through its own map."""
         return lenses.lens(self, token, norm, points, top, tuned)
 
+    def project(
+        self, u: Tensor, by: str = "branch", at: Key = "resid_final", pos: Positions = None
+    ) -> Terms:
+        """The rows of `decompose` along directions, (C,) or (k, C), none of them spread over the width."""
+        return decompose.project(self, u, by, at, pos)
+
+    def writes(self) -> list[Write]:
+        """How much each branch wrote, against the stream that it read."""
+        return writes(self)
+
+    def erasure(self, pos: int | None = None, by: str = "branch") -> Erasure:
+        """What later writes take back of earlier ones."""
+        return erasure(self, pos, by)
+
+    def flow(self, layer: int, weighting: str = "pattern") -> Tensor:
+        """What each head moves from token to token, (B, H, T query, T key)."""
+        return flow(self, layer, weighting)
+
+    def token(self, pos: int, layer: int, row: int = 0) -> TokenTrace:
+        """One token through one block, in numbers."""
+        return token_trace(self, pos, layer, row)
+
     def gradient(self, key: Key) -> Tensor:
-        """The metric's gradient at a point. Raises ConfigError where none was kept."""
-        point = resolve(key, self._model.config)
-        if point not in self.gradients:
+        """The metric's gradient at a point. Raises ConfigError where none was kept; a norm's statistics have none."""
+        point = resolve(key, self._model)
+        if point.endswith((".mean", ".scale")):
+            raise ConfigError(f"point: {point!r}: a norm's statistics have no gradient; ask at what the norm reads")
+        found = held(self.gradients, point, len(self._model.blocks))
+        if found is None:
             raise ConfigError(f"point: no gradient was kept at {point!r}; capture it with points= and metric=")
-        return self.gradients[point]
+        return found
 
     def gradient_parts(self, layer: int, kind: str = "attn") -> tuple[Tensor, Tensor]:
         """The gradient at what a branch reads, (B, T, C), as (what came by the skip, what came through the branch).
@@ -101,24 +130,22 @@ class Trace(Record):
         return tap.values[f"{place.kind}_out"]
 
     def _place(self, layer: int, kind: str) -> Place:
+        L = len(self.model.blocks)
         for place in places(self.model):
-            if (place.layer, place.kind) == (layer % len(self.model.blocks), kind):
+            if (place.layer, place.kind) == (layer + L if layer < 0 else layer, kind):
                 return place
-        raise ConfigError(f"there is no {kind!r} in block {layer}; blocks go from 0 to {len(self.model.blocks) - 1}")
+        raise ConfigError(f"there is no {kind!r} in block {layer}; blocks go from 0 to {L - 1}, with attn and mlp")
 
     def row(self, index: int) -> "Trace":
         """One row of the batch, without its padding, as a trace of its own."""
-        B, T = self.ids.shape
-        if not -B <= index < B:
-            raise ConfigError(f"row: {index} is out of range; the batch has {B} rows, from 0")
-        start = 0 if self.mask is None else T - int(self.mask[index].sum())
+        row, start = self.text(index)
 
         def cut(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            rows = {point: value[index % B :][:1] for point, value in values.items()}
+            rows = {point: value[row : row + 1] for point, value in values.items()}
             return {
                 point: value[:, :, start:, start:] if point.endswith(".pattern") else value[:, start:]
                 for point, value in rows.items()
             }
 
-        ids = self.ids[index % B :][:1, start:]
+        ids = self.ids[row : row + 1, start:]
         return Trace(self.model, ids, None, cut(self.values), self.tokenizer, cut(self.gradients))

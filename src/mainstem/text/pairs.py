@@ -63,10 +63,8 @@ def encode_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer) -> EncodedPairs:
     """
     encoded = EncodedPairs([], [], [], [])
     for number, pair in enumerate(pairs, start=1):
-        clean = _prompt(tokenizer, pair.clean, f"pair {number}, clean")
-        corrupt = _prompt(tokenizer, pair.corrupt, f"pair {number}, corrupt")
-        if len(clean) != len(corrupt):
-            raise DataError(f"pair {number}: {_difference(tokenizer, clean, corrupt)}")
+        with _named(f"pair {number}"):
+            clean, corrupt = encode_prompts(pair.clean, pair.corrupt, tokenizer)
         encoded.clean.append(clean)
         encoded.corrupt.append(corrupt)
         with _named(f"pair {number}, answer"):
@@ -74,6 +72,14 @@ def encode_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer) -> EncodedPairs:
         with _named(f"pair {number}, foil"):
             encoded.foil.append(None if pair.foil is None else single_token(tokenizer, pair.foil))
     return encoded
+
+
+def encode_prompts(clean: str, corrupt: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Two prompts as ids. DataError where one is empty or they differ in length; it shows where they part."""
+    ids, others = (_prompt(tokenizer, text, where) for text, where in ((clean, "clean"), (corrupt, "corrupt")))
+    if len(ids) != len(others):
+        raise DataError(_difference(tokenizer, ids, others))
+    return ids, others
 
 
 def _pair(line: str, where: str) -> Pair:

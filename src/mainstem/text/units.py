@@ -102,8 +102,8 @@ def find_word(tokenizer: Tokenizer, ids: Iterable[int], word: str) -> Unit:
 def single_token(tokenizer: Tokenizer, text: str | int) -> int:
     """The id of a text that is one token; an int is an id already.
 
-    DataError for an id out of range, and for a text of no token or several: it shows them, and whether the text with or
-    without a leading space would be one.
+    DataError for an id out of range, and for a text of no token or several: it shows them with their ids, which the
+    command line takes as `id:198`, and whether the text with or without a leading space would be one.
     """
     if isinstance(text, int):
         tokenizer.decode_bytes([text])  # raises where there is no such id
@@ -115,12 +115,12 @@ def single_token(tokenizer: Tokenizer, text: str | int) -> int:
         return ids[0]
     bare = text.lstrip(" ")
     variants = [v for v in (f" {bare}", bare) if v and v != text and not tokenizer.unknown(v)]
-    hint = "give one of these, or an id as a number"
+    hint = "give one of these, or its id"
     for variant in variants:
         if len(tokenizer.encode(variant)) == 1:
             hint = f"{variant!r} is one token"
             break
-    split = ", ".join(map(repr, pieces(tokenizer, ids)))
+    split = ", ".join(f"{piece!r} (id:{i})" for piece, i in zip(pieces(tokenizer, ids), ids, strict=True))
     raise DataError(f"{text!r} is not one token but {len(ids)}: {split}; {hint}")
 
 
@@ -164,6 +164,18 @@ def clip(text: str, columns: int) -> str:
             break
         kept += character
     return f"{kept}…"
+
+
+def tail(text: str, columns: int) -> str:
+    """The end of the text in at most that many columns, one or more; `…` begins it where it was cut."""
+    if width(text) <= columns:
+        return text
+    start, used = len(text), width("…")
+    while (used := used + width(text[start - 1])) <= columns:
+        start -= 1
+    while start < len(text) and width(text[start]) == 0:  # a mark whose letter was cut
+        start += 1
+    return f"…{text[start:]}"
 
 
 def _columns(character: str) -> int:

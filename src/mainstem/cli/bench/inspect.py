@@ -61,7 +61,7 @@ def _show(screen: Screen, found: dict[str, Any]) -> None:
         peer = f"{found['peer']} with the same weights, its logits within {found['logits_difference']:.0e} of ours"
     screen.say(f"torch {found['torch']}, {found['threads']} threads; {peer}\n")
     rows = [[figure.name, *_cells(found[figure.name], found["timings"][figure.name]), figure.aim] for figure in FIGURES]
-    screen.table(["figure", "ratio", "middle half", "seconds", "results differ by", "good"], rows)
+    screen.table(["figure", "ratio", "seconds", "differ", "aim"], rows)
     screen.say()
     rows = [[side, *_megabytes(found["memory"][side])] for side in (OURS, PEER)]
     screen.table(["memory", "MB at the peak", "MB kept"], rows)
@@ -74,10 +74,9 @@ def _show(screen: Screen, found: dict[str, Any]) -> None:
 
 def _cells(ratio: float | None, timing: dict[str, Any] | None) -> list[str]:
     if timing is None:
-        return ["-"] * 4
-    middle = " to ".join(map(_ratio, timing["ratio_quartiles"]))
+        return ["-"] * 3
     seconds = " / ".join(f"{value:.3g}" for value in timing["seconds"].values())
-    return [_ratio(ratio), middle, seconds, f"{timing['difference']:.0e}"]
+    return [_ratio(ratio), seconds, f"{timing['difference']:.0e}"]
 
 
 def _megabytes(taken: dict[str, int | None] | None) -> list[str]:

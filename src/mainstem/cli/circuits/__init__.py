@@ -1,4 +1,4 @@
-"""`mainstem circuits QUESTION RUN`: what the weights alone say."""
+"""`mainstem circuits QUESTION RUN`: what the weights say; `heads` and `contexts` watch what they do."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,14 @@ from mainstem.cli.subverbs import choose
 QUESTIONS = {  # each lives in the module of its name
     "composition": "which earlier head each head reads through its queries, keys and values",
     "overlap": "which heads share a subspace of the stream, against chance",
-    "heads": "what each head does: copies, looks back, finds repetitions",
     "virtual": "the weights between any writer and any later reader",
     "ngrams": "bigrams and skip-trigrams that the weights hold",
+    "heads": "what each head copies, and what it attends to on text of its own making",
+    "contexts": "where in the held-out text one head or neuron does most",
 }
 
 
 def main(argv: Sequence[str]) -> None:
     """Do the one that was typed."""
-    choose("circuits", "Read the circuits of a model from its weights.", QUESTIONS, argv)
+    about = "Read a model's circuits from its weights; heads and contexts run it on text."
+    choose("circuits", about, QUESTIONS, argv)

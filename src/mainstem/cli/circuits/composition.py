@@ -35,17 +35,19 @@ def main(argv: Sequence[str]) -> None:
     chance = f"random heads score {found.mean:.4f} (standard deviation {found.std:.4f})"
     screen.say(f"{chance}; 1 / sqrt(width) = {found.chance:.4f}")
     screen.table(
-        ("writes", "read by", "as", "score", "z", "of the most that the ranks allow"),
+        ("writes", "read by", "as", "score", "z", "of limit"),
         [(p.writes, p.reads, p.mode, f"{p.score:.3f}", f"{p.z:+.1f}", f"{p.rank_corrected:.2f}") for p in pairs],
     )
-    for reason in dict.fromkeys(found.reasons.values()):
-        screen.note(reason)
+    for note in found.notes:
+        screen.note(note)
     result = {
         "labels": found.labels,
+        "offset": found.offset,
         "random_mean": found.mean,
         "random_std": found.std,
         "chance": found.chance,
         "pairs": [pair._asdict() for pair in pairs],
         "scores": {mode: scores.tolist() for mode, scores in found.scores.items()},
+        "notes": found.notes,
     }
-    finish(command, screen, result, lambda: {mode: scores.numpy() for mode, scores in found.scores.items()})
+    finish(command, screen, result, lambda: {"labels": found.labels} | found.scores)

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from mainstem.cli.opened import Opening, finish, open_model, piece, typed_token
+from mainstem.cli.opened import Opening, alone, finish, in_json, open_model, piece, typed_token
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
+from mainstem.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,8 +16,8 @@ class Ngrams(Opening):
 
     token: str | None = None
     """Only what the direct path says after this token."""
-    layer: int = 0
-    """The block whose heads are read."""
+    layer: int | None = None
+    """The block whose heads are read; the first without it."""
     offset: int | None = None
     """With rotary positions: how far before the destination the source stands; 1 without it."""
     top: int = 10
@@ -26,46 +28,56 @@ def main(argv: Sequence[str]) -> None:
     """Parse, read, print."""
     command = parse(Ngrams, "circuits ngrams", argv)
     screen = Screen(command.json)
-    model, tokenizer = open_model(command, screen)
-    from mainstem.circuits.ngrams import bigrams, skip_trigrams
-
-    table = bigrams(model)
     if command.token is not None:
-        token = typed_token(tokenizer, command.token)
-        row = table.row(token)
-        row = row - row.mean()
-        best = row.topk(min(command.top, len(row)))
-        pairs = [(token, out, logit) for out, logit in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-    else:
-        pairs = [(entry.token, entry.out, entry.logit) for entry in table.top(command.top)]
-    notes, rows = list(table.notes), []
-    screen.say("direct path: the strongest bigrams, logits above the mean of their row")
-    screen.table(
-        ("token", "next", "logit"), [(piece(tokenizer, t), piece(tokenizer, o), f"{v:+.2f}") for t, o, v in pairs]
-    )
+        alone(command, "--token", "layer", "offset")  # the direct path has neither
+    model, tokenizer = open_model(command, screen)
+    from mainstem.circuits.bigrams import bigrams
+    from mainstem.circuits.skip_trigrams import skip_trigrams
+
+    table, notes = None, list[str]()
+    try:
+        table = bigrams(model)
+    except ConfigError as reason:
+        if command.token is not None or len(model.blocks) == 0:
+            raise
+        notes.append(f"no bigrams: {reason}")
+
+    def named(token: int) -> dict[str, Any]:
+        return in_json(tokenizer, [token])[0]
+
+    result: dict[str, Any] = {"offset": None, "bigrams": [], "skip_trigrams": []}
+    arrays: dict[str, Any] = {}
+    if table is not None:
+        token = None if command.token is None else typed_token(tokenizer, command.token)
+        pairs = table.top(command.top, token)
+        notes += table.notes
+        screen.say("direct path: the strongest bigrams, logits above the mean of their row")
+        screen.table(
+            ("token", "next", "logit"), [(piece(tokenizer, t), piece(tokenizer, o), f"{v:+.2f}") for t, o, v in pairs]
+        )
+        result["bigrams"] = [{"token": named(t), "out": named(o), "logit": v} for t, o, v in pairs]
+        arrays |= {"bigrams": [pair[:2] for pair in pairs], "logits": [pair.logit for pair in pairs]}
     if command.token is None and len(model.blocks):
-        found = skip_trigrams(model, command.layer, command.top, offset=command.offset)
+        layer = command.layer or 0
+        found = skip_trigrams(model, layer, command.top, offset=command.offset)
         notes += found.notes
-        rows = [{**entry._asdict(), "gain": entry.gain} for entry in found.rows]
-        screen.say(f"block {command.layer}: source ... destination -> next, and how much more probable it becomes")
+        screen.say(f"block {layer}: source ... destination -> next, and how much more probable it becomes")
         screen.table(
             ("source", "destination", "next", "head", "before", "after"),
             [
-                (piece(tokenizer, e.source), piece(tokenizer, e.destination), piece(tokenizer, e.out), e.head,
-                 f"{e.before:.3f}", f"{e.after:.3f}")
-                for e in found.rows
+                (*(piece(tokenizer, token) for token in entry[:3]), entry.head,
+                 f"{entry.before:.3f}", f"{entry.after:.3f}")
+                for entry in found.rows
             ],
         )  # fmt: skip
-    for note in dict.fromkeys(notes):
+        tokens = ("source", "destination", "out")
+        result["offset"] = found.offset
+        result["skip_trigrams"] = [
+            entry._asdict() | {name: named(getattr(entry, name)) for name in tokens} | {"gain": entry.gain}
+            for entry in found.rows
+        ]
+        names = (*tokens, "head", "qk", "ov", "before", "after")
+        arrays |= {name: [getattr(entry, name) for entry in found.rows] for name in names}
+    for note in notes:
         screen.note(note)
-    text = ("source", "destination", "out")
-    result = {
-        "bigrams": [
-            {"token": t, "out": o, "logit": v, "text": [piece(tokenizer, t), piece(tokenizer, o)]} for t, o, v in pairs
-        ],
-        "skip_trigrams": [{**row, "text": [piece(tokenizer, row[name]) for name in text]} for row in rows],
-        "notes": notes,
-    }
-    arrays = {"bigrams": [pair[:2] for pair in pairs], "logits": [pair[2] for pair in pairs]}
-    names = (*text, "qk", "ov", "before", "after")
-    finish(command, screen, result, lambda: arrays | {name: [row[name] for row in rows] for name in names})
+    finish(command, screen, result | {"notes": notes}, lambda: arrays)

@@ -28,22 +28,23 @@ def main(argv: Sequence[str]) -> None:
     for i, first in enumerate(ROLES):
         for second in ROLES[i:]:
             block = found.rows(first), found.rows(second)
-            share, z, expected = found.share[block], found.z[block], (found.mean / found.kernel * found.share)[block]
+            share, chance, z = found.share[block], found.chance[block], found.z[block]
             pairs = share.isfinite()
             if first == second:
                 pairs = pairs.triu(1)  # each pair of heads once, and none with itself
             if pairs.any():
-                values = (share[pairs].mean().item(), expected[pairs].nanmean().item(), z[pairs].nanmean().item())
+                values = (share[pairs].mean().item(), chance[pairs].mean().item(), z[pairs].nanmean().item())
                 roles.append((f"{first}-{second}", *values))
     screen.say("how much of the smaller subspace lies in the other, mean over pairs of heads")
-    rows = [(pair, f"{share:.3f}", f"{expected:.3f}", f"{z:+.1f}") for pair, share, expected, z in roles]
-    screen.table(("roles", "share", "of random", "mean z"), rows)
+    rows = [(pair, f"{share:.3f}", f"{chance:.3f}", f"{z:+.1f}") for pair, share, chance, z in roles]
+    screen.table(("roles", "share", "by chance", "mean z"), rows)
     best = found.top(command.top)
     screen.table(("one", "other", "share", "z"), [(p.first, p.second, f"{p.share:.3f}", f"{p.z:+.1f}") for p in best])
     result = {
         "width": found.width,
-        "roles": [{"roles": r, "share": s, "random": e, "z": z} for r, s, e, z in roles],
+        "roles": [{"roles": r, "share": s, "chance": c, "z": z} for r, s, c, z in roles],
         "pairs": [pair._asdict() for pair in best],
+        "notes": [],
     }
-    arrays = {"kernel": found.kernel, "z": found.z, "ranks": found.ranks}
-    finish(command, screen, result, lambda: {"labels": found.labels} | {n: a.numpy() for n, a in arrays.items()})
+    arrays = {"labels": found.labels, "kernel": found.kernel, "z": found.z, "ranks": found.ranks}
+    finish(command, screen, result, lambda: arrays)

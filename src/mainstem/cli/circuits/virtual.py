@@ -2,23 +2,38 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from mainstem.cli.opened import Opening, finish, open_model, piece
+from tyro.conf import arg
+
+from mainstem.cli.opened import Opening, finish, in_json, open_model, piece
 from mainstem.cli.parse import Positional, parse
 from mainstem.cli.screen import Screen
 from mainstem.text.tokenizer import Tokenizer
+from mainstem.text.units import clip
+
+if TYPE_CHECKING:
+    from mainstem.circuits.virtual import End
+
+COLUMNS = 28
+"""Of the units at one end of a direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Virtual(Opening):
-    """What a later part reads of what an earlier one writes, by the weights alone."""
+    """What a later part reads of what an earlier one writes, by the weights alone.
 
-    writer: Positional[str]
+    Between embeddings, neurons and the unembedding these are entries; where a head is at one end, singular directions.
+    """
+
+    writer: Annotated[Positional[str], arg(metavar="WRITER")]
     """embed, pos_embed, L0H3, 0_mlp_out."""
-    reader: Positional[str]
+    reader: Annotated[Positional[str], arg(metavar="READER")]
     """L1H2.Q, L1H2.K, L1H2.V, 1_mlp_in (1_mlp.gate, 1_mlp.up), unembed."""
+    offset: int | None = None
+    """With rotary queries or keys: how far before its query a key stands; 1 without it."""
     top: int = 12
-    """Entries that are shown."""
+    """Entries that are shown; of directions a quarter as many, both sides of each."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -28,32 +43,68 @@ def main(argv: Sequence[str]) -> None:
     model, tokenizer = open_model(command, screen)
     from mainstem.circuits.virtual import virtual
 
-    found = virtual(model, command.writer, command.reader)
-    singular = found.matrix.singular_values()
+    found = virtual(model, command.writer, command.reader, command.offset)
+    writes, reads, singular = found.writes, found.reads, found.matrix.singular_values()
     screen.say(
-        f"{found.writer} -> {found.reader}: score {found.score:.4f}, by chance {found.chance:.4f}\n"
+        f"{writes.label} -> {reads.label}: score {found.score:.4f}, by chance {found.chance:.4f}\n"
         f"largest singular values {', '.join(f'{value:.3g}' for value in singular[:5].tolist())}"
     )
-    entries = [
-        (value, _unit(writes, found.writer, tokenizer), _unit(reads, found.reader, tokenizer))
-        for value, writes, reads in found.top(command.top)
-    ]
-    screen.table(("writes", "reads", "weight"), [(writes, reads, f"{value:+.3f}") for value, writes, reads in entries])
-    for note in found.notes:
-        screen.note(note)
-    result = {
-        "writer": found.writer,
-        "reader": found.reader,
+    result: dict[str, Any] = {
+        "writer": writes.label,
+        "reader": reads.label,
+        "offset": found.offset,
         "score": found.score,
         "chance": found.chance,
         "singular_values": singular.tolist(),
-        "entries": [{"weight": value, "writes": writes, "reads": reads} for value, writes, reads in entries],
-        "notes": found.notes,
     }
-    factors = {"left": found.matrix.left, "right": found.matrix.right, "singular_values": singular}
-    finish(command, screen, result, lambda: {name: value.detach().numpy() for name, value in factors.items()})
+    if writes.is_head or reads.is_head:
+        directions = found.directions(-(-command.top // 4))
+        screen.table(
+            ("direction", "value", _title(writes), _title(reads)),
+            [
+                (f"{index // 2 + 1}{'+' if side > 0 else '-'}", f"{value:.3g}", *(
+                    clip(" ".join(_shown(unit, end, tokenizer) for unit in units) or "-", COLUMNS)
+                    for units, end in ((left, writes), (right, reads))
+                ))
+                for index, (value, side, left, right) in enumerate(directions)
+            ],
+        )  # fmt: skip
+        result["directions"] = [
+            {"value": value, "side": side, "writes": _named(left, writes, tokenizer),
+             "reads": _named(right, reads, tokenizer)}
+            for value, side, left, right in directions
+        ]  # fmt: skip
+    else:
+        entries = found.top(command.top)
+        screen.table(
+            ("writes", "reads", "weight"),
+            [(_shown(i, writes, tokenizer), _shown(j, reads, tokenizer), f"{value:+.3f}") for value, i, j in entries],
+        )
+        result["entries"] = [
+            {"value": value, "writes": _named([i], writes, tokenizer)[0], "reads": _named([j], reads, tokenizer)[0]}
+            for value, i, j in entries
+        ]
+    for note in found.notes:
+        screen.note(note)
+    arrays = {"left": found.matrix.left, "right": found.matrix.right, "singular_values": singular}
+    finish(command, screen, result | {"notes": found.notes}, lambda: arrays)
 
 
-def _unit(index: int, of: str, tokenizer: Tokenizer) -> str:
-    """A unit by what it stands for: a token where the part is a table of them."""
-    return piece(tokenizer, index) if of in ("embed", "unembed") and index < tokenizer.vocab_size else str(index)
+def _title(end: "End") -> str:
+    """What the units of an end are."""
+    if not end.is_head:
+        return end.label
+    head, _, role = end.label.partition(".")
+    return {"": f"{head} reads", "Q": f"keys of {head}", "K": f"queries of {head}", "V": f"{head} raises"}[role]
+
+
+def _shown(unit: int, end: "End", tokenizer: Tokenizer) -> str:
+    """A unit for a person: a token as its text."""
+    return piece(tokenizer, unit) if end.units == "token" else str(unit)
+
+
+def _named(units: list[int], end: "End", tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Units for a program: `id` and `text`, `position`, or `neuron`."""
+    if end.units != "token":
+        return [{end.units: unit} for unit in units]
+    return [in_json(tokenizer, [unit])[0] for unit in units]  # one by one: they are no text

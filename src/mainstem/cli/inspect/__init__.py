@@ -10,6 +10,7 @@ QUESTIONS = {  # each lives in the module of its name
     "lens": "what the model would say at every depth",
     "tune": "train a tuned lens for a run",
     "attribution": "why it said that: rows that sum to the logit",
+    "flow": "what attention moves from word to word",
     "ablate": "what becomes of the answer without each branch or head",
     "patch": "where two prompts differ: activations of one, put into the other",
 }

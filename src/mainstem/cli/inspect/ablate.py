@@ -4,9 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mainstem.cli.opened import Prompt, answer, finish, open_model, piece, read_prompt, tail
+from mainstem.cli.opened import (
+    Prompt,
+    alone,
+    ending,
+    finish,
+    first_choice,
+    in_json,
+    open_model,
+    piece,
+    read_prompt,
+    typed_token,
+)
 from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen, length
+from mainstem.cli.screen import Screen, bar_text
 from mainstem.cli.signals import stoppable
 
 
@@ -34,16 +45,19 @@ def main(argv: Sequence[str]) -> None:
     """Parse, ablate, print."""
     command = parse(Ablate, "inspect ablate", argv)
     screen = Screen(command.json)
+    if command.how == "zero":
+        alone(command, "--how zero", "reference")
     model, tokenizer = open_model(command, screen)
     ids = read_prompt(command.prompt, model, tokenizer, screen)
     reference = None if command.reference is None else read_prompt(command.reference, model, tokenizer, screen)
     import torch
 
-    from mainstem.stream.ablate import ablation
+    from mainstem.stream.change.ablate import ablation
     from mainstem.stream.metrics import LogitDifference, TokenLogProb
 
     rows, device = torch.tensor([ids]), model.wte.weight.device
-    token, foil = answer(model, tokenizer, ids, command.token, command.foil)
+    token = first_choice(model, ids) if command.token is None else typed_token(tokenizer, command.token)
+    foil = None if command.foil is None else typed_token(tokenizer, command.foil)
     metric = TokenLogProb(token) if foil is None else LogitDifference(token, foil)
     with stoppable() as check, screen.bar("ablating", 1) as bar:
         effects = ablation(
@@ -57,23 +71,24 @@ def main(argv: Sequence[str]) -> None:
             should_stop=check,
             progress=lambda done, total: bar.at(done, total=total),
         )
-    measured = "log-probability" if foil is None else f"lead over {piece(tokenizer, foil)!r}"
-    asked = f"{piece(tokenizer, token)!r} after {tail(command.prompt)!r}"
-    screen.say(f"{measured} of {asked}: {effects.baseline.item():.3f}")
+    asked = f"'{piece(tokenizer, token)}'"
+    measured = f"log-probability of {asked}" if foil is None else f"{asked} over '{piece(tokenizer, foil)}'"
+    screen.say(ending(f"{measured} is {effects.baseline.item():.3f} after", command.prompt))
     shown = effects.strongest(command.top)
     largest = max(abs(value) for _, value in shown)
     screen.table(
-        ("without", "change", ""), [(label, f"{value:+.3f}", length(value, largest)) for label, value in shown]
+        ("without", "change", ""), [(label, f"{value:+.3f}", bar_text(value, largest)) for label, value in shown]
     )
     if effects.note:
         screen.note(effects.note)
+    values = effects.mean.tolist()
     result = {
-        "token": {"id": token, "text": piece(tokenizer, token)},
-        "foil": None if foil is None else {"id": foil, "text": piece(tokenizer, foil)},
+        "token": in_json(tokenizer, [token])[0],
+        "foil": None if foil is None else in_json(tokenizer, [foil])[0],
         "metric": "log_probability" if foil is None else "logit_difference",
         "how": command.how,
         "baseline": effects.baseline.item(),
-        "rows": effects.rows(),
+        "rows": [{"label": label, "value": value} for label, value in zip(effects.labels, values, strict=True)],
         "note": effects.note,
     }
-    finish(command, screen, result, lambda: {"labels": effects.labels, "effects": effects.mean.cpu().numpy()})
+    finish(command, screen, result, lambda: {"labels": effects.labels, "effects": effects.mean})

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mainstem.cli.opened import Prompt, finish, open_trace, piece, pieces_of, tail, typed_token
+from mainstem.cli.opened import Captured, ending, finish, in_json, open_trace, piece, typed_token
 from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen, length
-from mainstem.text.units import pad, width
+from mainstem.cli.screen import Screen, bar_text
+from mainstem.text.units import pad, pieces, shown, width
 
 if TYPE_CHECKING:
     from mainstem.stream.trace import Trace
@@ -17,7 +17,7 @@ READ = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attribution(Prompt):
+class Attribution(Captured):
     """What every head, neuron or branch adds to the logit of a token, or to its lead over a foil."""
 
     token: str | None = None
@@ -47,34 +47,31 @@ def main(argv: Sequence[str]) -> None:
     foil = None if command.foil is None else typed_token(tokenizer, command.foil)
     why = trace.attribution(token, foil, by=command.by, pos=command.pos)
     logit, rank = why.total.item(), 1 + int((logits > logits[token]).sum())
-    over = "" if foil is None else f" over {piece(tokenizer, foil)!r}"
+    over = "" if foil is None else f" over '{piece(tokenizer, foil)}'"
     read = tokenizer.decode(trace.ids[0, : here + 1].tolist())
-    screen.say(f"why {piece(tokenizer, token)!r}{over} ({_what(foil)} {logit:.3f}, rank {rank}) after {tail(read)!r}")
-    shown = why.strongest(command.top)
-    largest = max((abs(value) for _, value in shown), default=1.0)
-    rest = logit - sum(value for _, value in shown)
-    widest = max(width(label) for label, _ in [*shown, ("the other 000 rows", 0)])
-    tokens = pieces_of(trace)
-    for label, value in shown:
-        line = f"  {pad(label, widest)}  {value:+8.3f}  {pad(length(value, largest, 14), 14)}"
+    what = "logit" if foil is None else "difference"
+    screen.say(ending(f"why '{piece(tokenizer, token)}'{over} ({what} {logit:.3f}, rank {rank}) after", read))
+    strongest = why.strongest(command.top)
+    largest = max((abs(value) for _, value in strongest), default=1.0)
+    rest = logit - sum(value for _, value in strongest)
+    widest = max(width(label) for label, _ in [*strongest, ("the other 000 rows", 0)])
+    tokens = [shown(text) for text in pieces(tokenizer, trace.ids[0].tolist())]
+    for label, value in strongest:
+        line = f"  {pad(label, widest)}  {value:+8.3f}  {pad(bar_text(value, largest, 14), 14)}"
         screen.say(f"{line}  {_reads(trace, tokens, label, here)}".rstrip())
-    if others := len(why.labels) - len(shown):
+    if others := len(why.labels) - len(strongest):
         screen.say(f"  {pad(f'the other {others} rows', widest)}  {rest:+8.3f}")
     screen.say(f"  {pad('sum', widest)}  {why.values.sum().item():+8.3f}  closing error {why.closing_error:.1e}")
     result = {
-        "token": {"id": token, "text": piece(tokenizer, token)},
-        "foil": None if foil is None else {"id": foil, "text": piece(tokenizer, foil)},
+        "token": in_json(tokenizer, [token])[0],
+        "foil": None if foil is None else in_json(tokenizer, [foil])[0],
         "pos": here,
         "rank": rank,
         "logit": logit,
         "closing_error": why.closing_error,
         "rows": why.rows(),
     }
-    finish(command, screen, result, lambda: {"labels": why.labels, "values": why.values.flatten().numpy()})
-
-
-def _what(foil: int | None) -> str:
-    return "logit" if foil is None else "difference"
+    finish(command, screen, result, lambda: {"labels": why.labels, "values": why.values.flatten()})
 
 
 def _reads(trace: "Trace", tokens: list[str], label: str, here: int) -> str:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from mainstem.cli.opened import Prompt, finish, open_trace, piece, tail, typed_token
+from mainstem.cli.opened import Captured, ending, finish, open_trace, piece, typed_token
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
 from mainstem.text.units import shown
@@ -14,15 +15,15 @@ LENS = "tuned-lens.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lens(Prompt):
+class Lens(Captured):
     """The logit lens: the stream at every depth, normalised and unembedded as if it were the last."""
 
     token: str | None = None
     """The token that is followed; without it, the model's own answer."""
     pos: int = -1
     """The position; -1 is the last."""
-    norm: str = "own"
-    """own: each depth's own scale; frozen: the last one's."""
+    norm: Literal["own", "frozen"] = "own"
+    """Each depth is normalised by its own scale, or by the last one's."""
     tuned: bool = False
     """Through the tuned lens that `inspect tune` trained."""
     lens: str | None = None
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     trace = open_trace(command, screen)
     tokenizer = trace.tokenizer
     assert tokenizer is not None
-    from mainstem.stream.tuned import TunedLens
+    from mainstem.stream.reading.tuned import TunedLens
 
     tuned = None
     if command.tuned or command.lens is not None:
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     rows = lens.rows(pos=command.pos)
     followed, here = rows[-1]["token"]["id"], range(trace.ids.shape[1])[command.pos]
     read = tokenizer.decode(trace.ids[0, : here + 1].tolist())
-    screen.say(f"{piece(tokenizer, followed)!r} at every depth, after {tail(read)!r}")
+    screen.say(ending(f"'{piece(tokenizer, followed)}' at every depth, after", read))
     best = [" ".join(f"{shown(t['text'])} {t['probability']:.2f}" for t in row["top"]) for row in rows]
     columns = ("depth", "rank", "prob", "KL to end", "entropy", "it would say")
     numbers = ("label", "rank", "probability", "kl", "entropy")
@@ -61,5 +62,5 @@ def main(argv: Sequence[str]) -> None:
         command,
         screen,
         result | {"norm": command.norm, "tuned": tuned is not None, "rows": rows},
-        lambda: {"points": lens.points} | {name: getattr(lens, name).numpy() for name in names},
+        lambda: {"points": lens.points} | {name: getattr(lens, name) for name in names},
     )

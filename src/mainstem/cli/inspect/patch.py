@@ -3,32 +3,36 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from mainstem.cli.opened import Opening, answer, finish, open_model, piece
+from tyro.conf import arg
+
+from mainstem.cli.opened import Opening, alone, finish, first_choice, in_json, open_model, piece, typed_token
 from mainstem.cli.parse import Positional, parse
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
 from mainstem.errors import UserError
 from mainstem.text import units
-from mainstem.text.pairs import EncodedPairs, Pair, encode_pairs, read_pairs
+from mainstem.text.pairs import EncodedPairs, encode_pairs, encode_prompts, read_pairs
 from mainstem.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from mainstem.model.gpt import GPT
-    from mainstem.stream.patch import Grid
+    from mainstem.stream.change.patch import Grid, Patched
 
 COLUMNS = 8
 """Columns of a grid that stand beside each other on 80 columns of a terminal."""
+SMALL = 0.05
+"""A difference, as a share of the clean value, of which the shares that are restored say little."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patch(Opening):
     """Run the corrupt prompt with one activation of the clean one in its place: how much of the answer comes back."""
 
-    clean: Positional[str] = ""
+    clean: Annotated[Positional[str], arg(metavar="CLEAN")] = ""
     """A prompt after which the model gives the answer; or use --pairs."""
-    corrupt: Positional[str] = ""
+    corrupt: Annotated[Positional[str], arg(metavar="CORRUPT")] = ""
     """One of as many tokens after which it does not."""
     pairs: str | None = None
     """A .jsonl file of many: clean, corrupt, answer and foil on each line."""
@@ -36,8 +40,14 @@ class Patch(Opening):
     """The answer; without it, the model's first choice after the clean prompt."""
     foil: str | None = None
     """The other answer; without it, the first choice after the corrupt prompt."""
-    what: str = "resid_pre"
-    """resid_pre resid_mid resid_post attn_out mlp_out, by block and position; head q k v pattern, by block and head."""
+    what: Literal["resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "head", "q", "k", "v", "pattern"] = (
+        "resid_pre"
+    )
+    """The first five by block and position; the others by block and head."""
+    layers: tuple[int, ...] = ()
+    """The blocks of the grid; without it all."""
+    positions: tuple[int, ...] = ()
+    """Its positions; by head, those that are patched. Without it all."""
     fast: bool = False
     """Attribution patching: to first order, by one backward pass."""
     send: str | None = None
@@ -52,96 +62,127 @@ def main(argv: Sequence[str]) -> None:
     """Parse, patch, print."""
     command = parse(Patch, "inspect patch", argv)
     screen = Screen(command.json)
-    if (command.send is None) != (not command.to):
-        raise UserError("path patching needs --send and --to")
-    if bool(command.pairs) == bool(command.clean):
-        raise UserError("give a clean and a corrupt prompt, or --pairs FILE")
+    _check(command)
     model, tokenizer = open_model(command, screen)
     encoded = _pairs(command, model, tokenizer)
     import torch
 
+    from mainstem.stream.change.patch import HEADS, attribution_patch, patch_grid
+    from mainstem.stream.change.path import path_patch
+    from mainstem.stream.ids import padded
     from mainstem.stream.metrics import LogitDifference
-    from mainstem.stream.patch import attribution_patch, patch_grid
-    from mainstem.stream.path import path_patch
 
-    device = model.wte.weight.device
-    clean, corrupt = (torch.tensor(ids, device=device) for ids in (encoded.clean, encoded.corrupt))
-    metric = LogitDifference(torch.tensor(encoded.answer, device=device), torch.tensor(encoded.foil, device=device))
-    about = [
-        f"clean    {encoded_text(tokenizer, encoded.clean[0])}",
-        f"corrupt  {encoded_text(tokenizer, encoded.corrupt[0])}",
-    ]
-    screen.say("\n".join(about))
+    lengths = sorted({len(ids) for ids in encoded.clean})
+    if len(lengths) > 1 and (command.positions or (command.send is None and command.what not in HEADS)):
+        raise UserError(
+            f"{command.pairs}: pairs of {lengths} tokens have no positions in common; give pairs of one length"
+        )
+    (clean, mask), (corrupt, _) = padded(model, encoded.clean), padded(model, encoded.corrupt)
+    answers, foils = (torch.tensor(ids, device=clean.device) for ids in (encoded.answer, encoded.foil))
+    metric = LogitDifference(answers, foils)
+    if len(encoded.clean) == 1:
+        screen.say(f"clean    {_apart(tokenizer, encoded.clean[0])}")
+        screen.say(f"corrupt  {_apart(tokenizer, encoded.corrupt[0])}")
+    result: dict[str, Any]
     if command.send is not None:
-        path = path_patch(model, clean, corrupt, command.send, list(command.to), metric)
-        _baselines(path.clean.mean().item(), path.corrupt.mean().item(), encoded, tokenizer, screen)
+        path = path_patch(model, clean, corrupt, command.send, list(command.to), metric, mask=mask)
+        _baselines(path, encoded, tokenizer, screen)
         value = path.values.item()
         screen.say(f"{command.send} -> {', '.join(command.to)}: {value:+.3f} of the difference comes back")
-        sent = {"send": command.send, "to": command.to, "effect": value}
-        finish(command, screen, sent, lambda: {"effects": path.effects.cpu().numpy()})
+        result = {"send": command.send, "to": command.to, "value": value}
+        finish(command, screen, result | _asked(path, encoded, tokenizer), lambda: {"effects": path.effects})
         return
+    cells: dict[str, Any] = {"mask": mask}
+    cells |= {"layers": list(command.layers) or None, "positions": list(command.positions) or None}
     with stoppable() as check, screen.bar("patching", 1) as bar:
         if command.fast:
-            grid = attribution_patch(model, clean, corrupt, metric, command.what)
+            grid = attribution_patch(model, clean, corrupt, metric, command.what, **cells)
         else:
-            grid = patch_grid(
-                model,
-                clean,
-                corrupt,
-                metric,
-                command.what,
-                should_stop=check,
-                progress=lambda done, total: bar.at(done, total=total),
-            )
-    _baselines(grid.clean.mean().item(), grid.corrupt.mean().item(), encoded, tokenizer, screen)
+            cells |= {"should_stop": check, "progress": lambda done, total: bar.at(done, total=total)}
+            grid = patch_grid(model, clean, corrupt, metric, command.what, **cells)
+    _baselines(grid, encoded, tokenizer, screen)
     _show(grid, encoded, tokenizer, screen, command.top)
-    result = {
-        "what": grid.what,
-        "fast": command.fast,
-        "clean": grid.clean.tolist(),
-        "corrupt": grid.corrupt.tolist(),
-        "columns": grid.columns,
-        "rows": grid.rows(),
-    }
-    arrays = {"values": grid.values, "effects": grid.effects}
-    finish(command, screen, result, lambda: {name: array.cpu().numpy() for name, array in arrays.items()})
+    result = {"what": grid.what, "fast": command.fast, "columns": grid.columns, "rows": grid.rows()}
+    arrays = {"layers": grid.layers, "columns": grid.columns, "values": grid.values, "effects": grid.effects}
+    finish(command, screen, result | _asked(grid, encoded, tokenizer), lambda: arrays)
+
+
+def _check(command: Patch) -> None:
+    """Refuse flags that do not go together, and prompts that are missing."""
+    if command.pairs is not None:
+        if command.clean:
+            raise UserError("--pairs and typed prompts do not go together; leave one of them out")
+        alone(command, "--pairs", "token", "foil")
+    elif not command.clean or not command.corrupt:
+        raise UserError("give a clean and a corrupt prompt, or --pairs FILE")
+    if (command.send is None) != (not command.to):
+        raise UserError("path patching needs --send and --to")
+    if command.send is not None:
+        alone(command, "--send", "fast", "what", "layers", "positions")
 
 
 def _pairs(command: Patch, model: "GPT", tokenizer: Tokenizer) -> EncodedPairs:
-    """The pairs as ids, all of one length, each with an answer and a foil."""
+    """The pairs as ids, each with an answer and a foil; UserError where the two are one token."""
     if command.pairs is not None:
-        pairs = read_pairs(Path(command.pairs))
+        encoded = encode_pairs(read_pairs(Path(command.pairs)), tokenizer)
     else:
-        pairs = [Pair(command.clean, command.corrupt, command.token or 0, command.foil)]
-    encoded = encode_pairs(pairs, tokenizer)
-    for index in range(len(pairs)):
-        given = command.token if command.pairs is None else encoded.answer[index]
-        encoded.answer[index], _ = answer(model, tokenizer, encoded.clean[index], given, None)
-        encoded.foil[index], _ = answer(model, tokenizer, encoded.corrupt[index], encoded.foil[index], None)
-    lengths = sorted({len(ids) for ids in encoded.clean})
-    if len(lengths) > 1:
-        raise UserError(f"{command.pairs}: pairs of {lengths} tokens; a grid is by position: give pairs of one length")
+        clean, corrupt = encode_prompts(command.clean, command.corrupt, tokenizer)
+        answer = first_choice(model, clean) if command.token is None else typed_token(tokenizer, command.token)
+        foil = None if command.foil is None else typed_token(tokenizer, command.foil)
+        encoded = EncodedPairs([clean], [corrupt], [answer], [foil])
+    for index, corrupt in enumerate(encoded.corrupt):
+        given = encoded.foil[index]
+        encoded.foil[index] = foil = first_choice(model, corrupt) if given is None else given
+        if encoded.answer[index] == foil:
+            where = f"{command.pairs}, pair {index + 1}: " if command.pairs is not None else ""
+            both = f"'{piece(tokenizer, foil)}' (id:{foil})"
+            fix = "give another" if given is not None else "give one: this is the first choice after the corrupt prompt"
+            raise UserError(f"{where}the answer and the foil are both {both}; the foil must differ: {fix}")
     return encoded
 
 
-def encoded_text(tokenizer: Tokenizer, ids: list[int]) -> str:
+def _apart(tokenizer: Tokenizer, ids: list[int]) -> str:
     """A prompt with its tokens apart, to be compared with another's."""
     return units.clip("|".join(units.shown(text) for text in units.pieces(tokenizer, ids)), 70)
 
 
-def _baselines(clean: float, corrupt: float, encoded: EncodedPairs, tokenizer: Tokenizer, screen: Screen) -> None:
-    answer, foil = (piece(tokenizer, ids[0]) for ids in (encoded.answer, [encoded.foil[0] or 0]))
-    of = f"{answer!r} over {foil!r}" if len(encoded.answer) == 1 else f"answer over foil, mean of {len(encoded.answer)}"
-    screen.say(f"{of}: {clean:+.3f} clean, {corrupt:+.3f} corrupt; 1 restores all of the difference, 0 none")
+def _baselines(found: "Patched", encoded: EncodedPairs, tokenizer: Tokenizer, screen: Screen) -> None:
+    """What is restored: the metric of both passes."""
+    clean, corrupt = found.clean.mean().item(), found.corrupt.mean().item()
+    of = f"answer over foil, mean of {len(encoded.answer)} pairs"
+    if len(encoded.answer) == 1:
+        answer, foil = (piece(tokenizer, i) for i in (encoded.answer[0], encoded.foil[0]) if i is not None)
+        of = f"'{answer}' over '{foil}'"
+    screen.say(f"{of}: {clean:+.3f} clean, {corrupt:+.3f} corrupt")
+    screen.say("1 restores all of the difference, 0 none of it")
+    if abs(clean - corrupt) < SMALL * abs(clean):
+        screen.note(f"the difference, {clean - corrupt:+.4f}, is small beside {clean:+.3f}; its shares say little")
+
+
+def _asked(found: "Patched", encoded: EncodedPairs, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The pairs for a program: their tokens, answers and foils, and the metric of both passes."""
+    pairs = [
+        {
+            "clean": in_json(tokenizer, clean),
+            "corrupt": in_json(tokenizer, corrupt),
+            "answer": in_json(tokenizer, [answer])[0],
+            "foil": None if foil is None else in_json(tokenizer, [foil])[0],
+        }
+        for clean, corrupt, answer, foil in zip(
+            encoded.clean, encoded.corrupt, encoded.answer, encoded.foil, strict=True
+        )
+    ]
+    metric = {"clean": found.clean.tolist(), "corrupt": found.corrupt.tolist()}
+    return {"pairs": pairs, "logit_difference": metric}
 
 
 def _show(grid: "Grid", encoded: EncodedPairs, tokenizer: Tokenizer, screen: Screen, top: int) -> None:
     """The grid, a row a block, as many columns beside each other as fit; then its strongest cells."""
-    from mainstem.stream.patch import STREAM
+    from mainstem.stream.change.patch import STREAM
 
     values = grid.values.tolist()
     heads = [str(column) for column in grid.columns]
-    if grid.what in STREAM:
+    if grid.what in STREAM and len(encoded.clean) == 1:
         texts = units.pieces(tokenizer, encoded.clean[0])
         heads = [f"{column} {units.clip(units.shown(texts[column]), 6)}" for column in grid.columns]
     for first in range(0, len(heads), COLUMNS):

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mainstem.cli.opened import Prompt, finish, open_trace, tail
+from mainstem.cli.opened import Captured, ending, finish, in_json, open_trace
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
 from mainstem.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream(Prompt):
+class Stream(Captured):
     """What the stream is at every depth, how much each branch writes to it, which later writes undo earlier ones."""
 
     points: tuple[str, ...] = ()
@@ -26,13 +26,16 @@ def main(argv: Sequence[str]) -> None:
     """Parse, capture, print."""
     command = parse(Stream, "inspect stream", argv)
     screen = Screen(command.json)
-    trace = open_trace(command, screen)
-    from mainstem.stream.points import select
-    from mainstem.stream.reading import erasure, levels, writes
-
-    chosen = select(command.points, trace.model.config)
-    if chosen and command.npz is None and not command.json:
+    if command.points and command.npz is None and not command.json:
         raise UserError("points: arrays are not for a terminal; add --npz FILE or --json")
+    trace = open_trace(command, screen, command.points)
+    tokenizer = trace.tokenizer
+    assert tokenizer is not None
+    from mainstem.stream.points import select
+    from mainstem.stream.reading.erasure import erasure
+    from mainstem.stream.reading.writes import levels, writes
+
+    chosen = select(command.points, trace.model)
     written, terms = writes(trace), trace.decompose()
     rows: list[dict[str, Any]] = []
     for level, write in zip(levels(trace), [*written, None], strict=True):
@@ -40,17 +43,21 @@ def main(argv: Sequence[str]) -> None:
         if write is not None:
             rows[-1] |= {"write": write.label} | {f"write_{name}": value for name, value in write.means.items()}
     erased = erasure(trace, by=command.by).top(command.top)
-    screen.say(f"the stream of {tail(command.prompt)!r}, means over {trace.ids.shape[1]} tokens")
+    screen.say(ending(f"the stream, means over the {trace.ids.shape[1]} tokens of", command.prompt))
     names = ("point", "norm", "mean", "std", "write", "write_length", "write_ratio", "write_cosine")
     columns = ("point", "norm", "mean", "std", "write", "length", "ratio", "cosine")
     screen.table(columns, [[row.get(name) for name in names] for row in rows])
     screen.say(f"the writes sum to resid_final: closing error {terms.closing_error:.1e}")
-    screen.table(("later", "erases of", "share", "cosine"), erased)
+    if erased:
+        pairs = [(pair.later, pair.earlier, pair.taken, pair.share, pair.cosine) for pair in erased]
+        screen.table(("later", "takes back", "length", "share", "cosine"), pairs)
+    else:
+        screen.say("no write takes back an earlier one beyond chance")
     result = {
-        "ids": trace.ids[0].tolist(),
+        "tokens": in_json(tokenizer, trace.ids[0].tolist()),
         "levels": rows,
         "erasure": [pair._asdict() for pair in erased],
         "closing_error": terms.closing_error,
         "points": {point: trace[point][0].tolist() for point in chosen} if command.json else {},
     }
-    finish(command, screen, result, lambda: {point: trace[point].numpy() for point in chosen or trace.values})
+    finish(command, screen, result, lambda: {point: trace[point] for point in chosen or trace.values})

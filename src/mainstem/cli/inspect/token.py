@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mainstem.cli.opened import Prompt, finish, open_trace, pieces_of, tail
+from mainstem.cli.opened import Captured, alone, ending, finish, in_json, open_trace
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
 from mainstem.text import units
 
 if TYPE_CHECKING:
-    from mainstem.stream.token_trace import Joined, TokenTrace
-    from mainstem.stream.word_trace import WordTrace
+    from mainstem.stream.reading.token_trace import Joined, TokenTrace, Vector
+    from mainstem.stream.reading.word_trace import WordTrace
 
 
 @dataclass(frozen=True, kw_only=True)
-class Token(Prompt):
+class Token(Captured):
     """Norm, attention reads earlier tokens, add, norm, feed-forward, add: the numbers at each step."""
 
     token: str | None = None
@@ -32,12 +32,14 @@ def main(argv: Sequence[str]) -> None:
     """Parse, trace, print."""
     command = parse(Token, "inspect token", argv)
     screen = Screen(command.json)
+    if command.token is not None:
+        alone(command, "--token", "pos")
     trace = open_trace(command, screen)
     tokenizer, ids = trace.tokenizer, trace.ids[0].tolist()
     assert tokenizer is not None
     from mainstem.stream.decompose import positions
-    from mainstem.stream.token_trace import token_trace
-    from mainstem.stream.word_trace import by_word
+    from mainstem.stream.reading.token_trace import token_trace
+    from mainstem.stream.reading.word_trace import by_word
 
     words = units.words(tokenizer, ids)
     if command.token is None:
@@ -48,30 +50,38 @@ def main(argv: Sequence[str]) -> None:
         pos = word.last - 1
     one = token_trace(trace, pos, command.layer, strongest=command.top)
     read = by_word(trace, word, command.layer, words)
-    screen.say(f"{units.shown(pieces_of(trace)[pos])!r}, position {pos} of {tail(command.prompt)!r}, block {one.layer}")
+    said = units.shown(units.pieces(tokenizer, ids)[pos])
+    screen.say(ending(f"block {one.layer}: '{said}', position {pos} of", command.prompt))
     _steps(one, screen)
     _heads(one, read, screen, command.top)
     _neurons(one, screen)
-    result = {"trace": one.to_dict(), "word": read.to_dict()}
+    result = {"token": in_json(tokenizer, ids)[pos], "trace": one.to_dict(), "word": read.to_dict()}
     finish(command, screen, result, lambda: _arrays(one))
 
 
 def _steps(one: "TokenTrace", screen: Screen) -> None:
-    """The stream and its norms, step by step, with the check of each addition."""
-    rows: list[list[Any]] = [["resid_pre", one.resid_pre.mean, one.resid_pre.std, one.resid_pre.norm, None]]
+    """The stream, each norm before and after, and each write, step by step, with the check of each addition."""
+    rows: list[list[Any]] = []
 
-    def joined(join: "Joined", name: str, after: Any) -> None:
-        for norm in join.norms:
-            if norm.slot != "ln_add":
-                rows.append([f"  {name} {norm.slot}", norm.after.mean, norm.after.std, norm.after.norm, None])
-        rows.append([f"  {join.label}", None, None, join.length, None])
-        rows.append([after[0], after[1].mean, after[1].std, after[1].norm, f"{join.checksum:.1e}"])
+    def vector(step: str, at: "Vector", check: float | None = None) -> None:
+        rows.append([step, at.mean, at.std, at.norm, None if check is None else f"{check:.1e}"])
 
+    def joined(join: "Joined", name: str, point: str, after: "Vector") -> None:
+        by_slot = {norm.slot: norm for norm in join.norms}
+        for slot in ("ln_in", "ln_out", None, "ln_add"):
+            if slot is None:
+                rows.append([f"  {join.label}", None, None, join.length, None])
+            elif slot in by_slot:
+                vector(f"  before {name}.{slot}", by_slot[slot].before)
+                vector(f"  after {name}.{slot}", by_slot[slot].after)
+        vector(point, after, join.checksum)
+
+    vector("resid_pre", one.resid_pre)
     if one.resid_mid is not None and one.mlp is not None:
-        joined(one.attention.join, "res_1", ("resid_mid", one.resid_mid))
-        joined(one.mlp.join, "res_2", ("resid_post", one.resid_post))
+        joined(one.attention.join, "res_1", "resid_mid", one.resid_mid)
+        joined(one.mlp.join, "res_2", "resid_post", one.resid_post)
     else:
-        joined(one.attention.join, "res_1", ("resid_post", one.resid_post))
+        joined(one.attention.join, "res_1", "resid_post", one.resid_post)
     screen.table(("step", "mean", "std", "norm", "addition off by"), rows)
 
 

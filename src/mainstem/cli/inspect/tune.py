@@ -1,12 +1,11 @@
 """`mainstem inspect tune RUN`: train a tuned lens on the run's own text."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mainstem.cli.inspect.lens import LENS
-from mainstem.cli.opened import Opening, data_of, finish, open_model
+from mainstem.cli.opened import Opening, finish, held_out, open_model, prepared
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
@@ -40,17 +39,13 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     model, tokenizer = open_model(command, screen)
-    from mainstem.stream.lens import depths, label
-    from mainstem.stream.tuned import TuningStep, lens_kl, train_lens
-    from mainstem.text import tokens
+    from mainstem.stream.reading.lens import depths, label
+    from mainstem.stream.reading.tuned import TuningStep, lens_kl, train_lens
+    from mainstem.text.tokens import Windows
 
-    data = tokens.load(Path(command.data) if command.data else data_of(command.run))
-    if data.tokenizer.hash != tokenizer.hash:
-        raise DataError(f"{data.path}: its tokenizer is not the run's; prepare it with --tokenizer {command.run}")
-    n_ctx, size = model.config.n_ctx, model.config.vocab_size
-    windows = tokens.Windows(data.train, n_ctx, command.seed, size)
-    held = tokens.evaluation_windows(data.val, min(n_ctx, len(data.val) - 1), 1, vocab_size=size)
-    val = [torch.from_numpy(x).to(model.wte.weight.device) for x, _ in itertools.islice(held, command.held_out)]
+    train = prepared(command.run, command.data, tokenizer).train
+    windows = Windows(train, model.config.n_ctx, command.seed, model.config.vocab_size)
+    val = list(held_out(command.run, command.data, model, tokenizer, command.held_out))
     out = Path(command.out or Path(command.run) / LENS)
     if not out.parent.is_dir():
         raise DataError(f"{out.parent}: no such folder; make it first, or give --out FILE")
@@ -66,14 +61,12 @@ def main(argv: Sequence[str]) -> None:
         tuned, _ = train_lens(model, batch, steps=command.steps, lr=command.lr, progress=show, should_stop=check)
         after = lens_kl(model, val, tuned)
     tuned.save(out, model)
-    labels = [label(point) for point in depths(model.config)]
+    labels = [label(point) for point in depths(model)]
     screen.say(f"KL to the model's own distribution, nats, on {len(val)} held-out windows")
     screen.table(("depth", "logit lens", "tuned lens"), zip(labels, before, after, strict=True))
     screen.say(f"wrote {out}")
     screen.say(f'next  mainstem inspect lens {command.run} "..." --tuned')
-    rows = [
-        {"label": name, "logit_lens": b, "tuned_lens": a} for name, b, a in zip(labels, before, after, strict=True)
-    ]
-    result = {"lens": str(out), "steps": command.steps, "kl": rows}
+    rows = [{"label": name, "logit_lens": b, "tuned_lens": a} for name, b, a in zip(labels, before, after, strict=True)]
+    result = {"lens": str(out), "steps": command.steps, "rows": rows}
     arrays = {"labels": labels, "logit_lens": before, "tuned_lens": after}
     finish(command, screen, result, lambda: arrays)

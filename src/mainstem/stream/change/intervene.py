@@ -20,7 +20,6 @@ from torch import Tensor
 from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
-from mainstem.model.tap import all_points
 from mainstem.stream.points import Key, resolve
 from mainstem.stream.record import Record
 
@@ -108,23 +107,23 @@ def _changed(tensor: Tensor, indices: list[tuple[int, int | Sequence[int]]], cha
     return new
 
 
-def locate(target: Target, config: ModelConfig) -> Spot:
+def locate(target: Target, model: GPT) -> Spot:
     """Where a target is.
 
     Raises ConfigError, with the nearest name, for one that the model does not have; for a norm's statistics and for
     what is derived from other points, which cannot be changed; and for a head or neuron that is out of range.
     """
-    at, config = target if isinstance(target, At) else At(target), config.resolved()
+    at = target if isinstance(target, At) else At(target)
     key, units = _spelled(at.target)
     if units is not None and at.units is not None:
         raise ConfigError(f"units: {at.target!r} names one already; give a point, or leave units out")
-    point, chosen = resolve(key, config), at.units if units is None else units
+    point, chosen = resolve(key, model), at.units if units is None else units
     if point.endswith((".mean", ".scale")):
         raise ConfigError(f"point: {point!r} is a statistic of a norm; it is read only. Change what the norm reads")
-    if point not in all_points(config):
+    if point not in model.points():
         raise ConfigError(f"point: {point!r} is computed from others and cannot be changed; change those")
     if chosen is not None:
-        _check_units(point, chosen, config)
+        _check_units(point, chosen, model.config)
     return Spot(point, at.pos, chosen)
 
 
@@ -223,7 +222,7 @@ class Intervention:
     """A tap that changes targets of a model.
 
     Args:
-        model: a model or its config.
+        model: whose targets they are.
         changes: target -> change. As pairs, a target may come twice; changes at one point are made in the order given.
 
     It holds no state, and may be used with any number of passes. Positions are those of a whole pass, so a change that
@@ -234,19 +233,18 @@ class Intervention:
 
     def __init__(
         self,
-        model: GPT | ModelConfig,
+        model: GPT,
         changes: Mapping[AnyTarget, Change | Referred] | Iterable[tuple[AnyTarget, Change | Referred]],
     ):
-        config = model.config if isinstance(model, GPT) else model
         self._changes: dict[str, list[tuple[Spot, Change]]] = {}
         for target, change in changes.items() if isinstance(changes, Mapping) else changes:
-            spot = locate(target, config)
+            spot = locate(target, model)
             bound = change.at(spot) if isinstance(change, Referred) else change
             self._changes.setdefault(spot.point, []).append((spot, bound))
         self.writes = frozenset(self._changes)
         self._limited = any(spot.pos is not None for spots in self._changes.values() for spot, _ in spots)
         # only a pattern tells how many positions were read before this pass
-        self.points = self.writes | ({_WITNESS} if self._limited and config.n_layer else set())
+        self.points = self.writes | ({_WITNESS} if self._limited and len(model.blocks) else set())
 
     def __call__(self, point: str, tensor: Tensor) -> Tensor:
         """The tensor with this point's changes made."""

@@ -15,8 +15,9 @@ from mainstem.model.attention import Attention
 from mainstem.model.mlp import MLP
 from mainstem.model.norms import Empty
 from mainstem.model.stack import Place
-from mainstem.stream.decompose import closing_error, frozen
-from mainstem.stream.reading import joins, over
+from mainstem.stream.decompose import closing_error, frozen, written
+from mainstem.stream.reading.flow import joins
+from mainstem.stream.reading.writes import over, wide
 from mainstem.stream.record import Record
 from mainstem.text.units import pieces
 from mainstem.training.vitals import NEAR_ZERO
@@ -26,8 +27,8 @@ STRONGEST = 8
 
 
 @dataclass(frozen=True)
-class Level:
-    """A vector of the stream's width."""
+class Vector:
+    """A vector of the stream's width, in three numbers."""
 
     mean: float
     std: float
@@ -40,8 +41,8 @@ class NormStep:
     """What one norm read, and what it returned, gain and bias included."""
 
     slot: str
-    before: Level
-    after: Level
+    before: Vector
+    after: Vector
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceToken:
     """A position that a head reads."""
 
     pos: int
@@ -93,7 +94,7 @@ class Head:
 
     pattern: list[float]
     """The weight of each position up to the token's own; they sum to 1."""
-    top: list[Source]
+    top: list[SourceToken]
     """The largest of them."""
     entropy: float
     """Of the pattern, in nats: 0 where one position is read, log(pos + 1) where all are read alike."""
@@ -150,12 +151,12 @@ class TokenTrace:
     """The row's own tokens."""
     tokens: list[str] | None
     """What they say; None without a tokenizer."""
-    resid_pre: Level
+    resid_pre: Vector
     attention: AttentionTrace
-    resid_mid: Level | None
+    resid_mid: Vector | None
     """None, as is `mlp`, where d_mlp is 0."""
     mlp: MLPTrace | None
-    resid_post: Level
+    resid_post: Vector
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -175,7 +176,7 @@ def token_trace(record: Record, pos: int, layer: int, row: int = 0, strongest: i
     Raises ConfigError for a token, a block or a row that is not there.
     """
     attn, *rest = joins(record, layer)
-    row, start = own_tokens(record, row)
+    row, start = record.text(row)
     ids = record.ids[row, start:].tolist()
     if not -len(ids) <= pos < len(ids):
         raise ConfigError(f"pos: {pos} is out of range; the text has {len(ids)} positions, from 0 (or -1, backwards)")
@@ -188,20 +189,12 @@ def token_trace(record: Record, pos: int, layer: int, row: int = 0, strongest: i
             pos=here.at - start,
             ids=ids,
             tokens=said,
-            resid_pre=_level(here["resid_pre"]),
+            resid_pre=_vector(here["resid_pre"]),
             attention=_attention(here, attn, "resid_mid" if rest else "resid_post", said, strongest),
-            resid_mid=_level(here["resid_mid"]) if rest else None,
+            resid_mid=_vector(here["resid_mid"]) if rest else None,
             mlp=_mlp(here, rest[0], strongest) if rest else None,
-            resid_post=_level(here["resid_post"]),
+            resid_post=_vector(here["resid_post"]),
         )
-
-
-def own_tokens(record: Record, row: int) -> tuple[int, int]:
-    """The row, from 0, and where its own tokens begin, after the padding. Raises ConfigError for one out of range."""
-    B, T = record.ids.shape
-    if not -B <= row < B:
-        raise ConfigError(f"row: {row} is out of range; the batch has {B} rows, from 0")
-    return row % B, 0 if record.mask is None else T - int(record.mask[row].sum())
 
 
 @dataclass(frozen=True)
@@ -219,10 +212,15 @@ class _Here:
         """A point of the block at the token."""
         return self.record[self.block + name][self.row, self.at]
 
+    @property
+    def only(self) -> slice:
+        """The token's position as a range."""
+        return slice(self.at, self.at + 1)
 
-def _level(x: Tensor) -> Level:
-    std, mean = torch.std_mean(x, correction=0)
-    return Level(mean.item(), std.item(), x.norm().item())
+
+def _vector(x: Tensor) -> Vector:
+    std, mean = torch.std_mean(wide(x), correction=0)
+    return Vector(mean.item(), std.item(), wide(x).norm().item())
 
 
 def _joined(here: _Here, place: Place, returned: Tensor, after: str) -> Joined:
@@ -231,11 +229,11 @@ def _joined(here: _Here, place: Place, returned: Tensor, after: str) -> Joined:
     x, write = here["resid_pre" if place.kind == "attn" else "resid_mid"], here[f"{place.kind}_out"]
     total = join.skip(x) + write
     slots = (("ln_in", join.ln_in, x), ("ln_out", join.ln_out, returned), ("ln_add", join.ln_add, total))
-    length, read = write.norm(), x.norm()
+    length, read = wide(write).norm(), wide(x).norm()
     return Joined(
         label=place.label,
         norms=[
-            NormStep(slot, _level(before), _level(norm(before)))
+            NormStep(slot, _vector(before), _vector(norm(before)))
             for slot, norm, before in slots
             if not isinstance(norm, Empty)
         ],
@@ -243,44 +241,25 @@ def _joined(here: _Here, place: Place, returned: Tensor, after: str) -> Joined:
         skip=getattr(join.skip, "value", 1.0),
         length=length.item(),
         ratio=over(length, read).item(),
-        cosine=over(write @ x, length * read).item(),
+        cosine=over(wide(write) @ wide(x), length * read).item(),
         checksum=closing_error(join.ln_add(total), here[after]),
     )
-
-
-def _as_added(here: _Here, place: Place, parts: Tensor) -> Tensor:
-    """Parts of what the branch returned, (..., C), as they are added: through `ln_out` at its scale, and gain."""
-    norm = frozen(here.record, place, "ln_out", slice(here.at, here.at + 1))
-    if norm.scale is not None:
-        norm = norm._replace(scale=norm.scale[here.row, 0])
-    return place.join.gain(norm.carry(parts))
 
 
 def _attention(here: _Here, place: Place, after: str, said: list[str] | None, strongest: int) -> AttentionTrace:
     attn = place.branch
     assert isinstance(attn, Attention)
-    z, write = here["attn.z"], here["attn_out"]  # (H, D), (C,)
-    H, weight = attn.n_head, attn.c_proj.weight.T  # (H D, C)
-    returned, of_heads, biases = attn.c_proj(z.flatten()), z, {}
-    if attn.c_attn.bias is not None:  # every pattern sums to 1, so what a head writes of it is the same everywhere
-        b_V = attn.c_attn.bias.chunk(3)[2]
-        biases["b_V"], of_heads = b_V @ weight, z - b_V.unflatten(0, z.shape)
-    if attn.c_proj.bias is not None:
-        biases["b_O"] = attn.c_proj.bias
-    heads = torch.einsum("hd,hdc->hc", of_heads, weight.unflatten(0, z.shape))
-    added = list(_as_added(here, place, torch.stack([*heads, *biases.values()])))
-    norm_bias = getattr(place.join.ln_out, "bias", None)
-    if norm_bias is not None:
-        biases["ln_out.bias"] = norm_bias
-        added.append(place.join.gain(norm_bias))
-    labels = [f"L{place.layer}H{head}" for head in range(H)] + [f"{place.layer}_attn.{name}" for name in biases]
-    parts = [_part(label, part, write) for label, part in zip(labels, added, strict=True)]
+    write = wide(here["attn_out"])
+    rows = [row for piece in written(here.record, place, "head", here.only) for row in piece.carried()]
+    added = [(label, wide(row[here.row, 0])) for label, row in rows]
+    parts = [_part(label, row, write) for label, row in added]  # heads, then biases
     pattern = here.record[f"{here.block}attn.pattern"][here.row, :, here.at, here.start : here.at + 1]  # (H, pos + 1)
+    by_head = zip(wide(pattern), parts[: attn.n_head], strict=True)
     return AttentionTrace(
-        join=_joined(here, place, returned, after),
-        heads=[_head(weights, part, said, strongest) for weights, part in zip(pattern, parts[:H], strict=True)],
-        biases=parts[H:],
-        closing_error=closing_error(torch.stack(added).sum(0), write),
+        join=_joined(here, place, attn.c_proj(here["attn.z"].flatten()), after),
+        heads=[_head(weights, part, said, strongest) for weights, part in by_head],
+        biases=parts[attn.n_head :],
+        closing_error=closing_error(torch.stack([row for _, row in added]).sum(0), write),
     )
 
 
@@ -292,7 +271,7 @@ def _part(label: str, part: Tensor, write: Tensor) -> Part:
 def _head(pattern: Tensor, write: Part, said: list[str] | None, strongest: int) -> Head:
     weights = pattern.tolist()
     order = pattern.argsort(descending=True, stable=True)[:strongest].tolist()
-    top = [Source(pos, None if said is None else said[pos], weights[pos]) for pos in order]
+    top = [SourceToken(pos, None if said is None else said[pos], weights[pos]) for pos in order]
     return Head(weights, top, -torch.special.xlogy(pattern, pattern).sum().item(), write)
 
 
@@ -300,7 +279,10 @@ def _mlp(here: _Here, place: Place, strongest: int) -> MLPTrace:
     mlp = place.branch
     assert isinstance(mlp, MLP)
     pre, post = here["mlp.pre"], here["mlp.post"]  # (M,)
-    lengths = post.abs() * _as_added(here, place, mlp.c_proj.weight.T).norm(dim=-1)
+    norm, directions = frozen(here.record, place, "ln_out", here.only), wide(mlp.c_proj.weight.T)  # (M, C)
+    if norm.scale is not None:
+        norm = norm._replace(scale=norm.scale[here.row])
+    lengths = wide(post).abs() * place.join.gain(norm.carry(directions)).norm(dim=-1)
     order = lengths.argsort(descending=True, stable=True)[:strongest].tolist()
     return MLPTrace(
         join=_joined(here, place, mlp.c_proj(post), "resid_post"),

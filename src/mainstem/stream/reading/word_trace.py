@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from mainstem.stream.reading import flow, head_writers, joins, membership
+from mainstem.stream.reading.flow import flow, head_writers, joins, membership
+from mainstem.stream.reading.writes import wide
 from mainstem.stream.record import Record
-from mainstem.stream.token_trace import own_tokens
 from mainstem.text.units import Unit
 
 
@@ -69,9 +69,9 @@ def by_word(record: Record, word: Unit, layer: int, units: Sequence[Unit], row: 
     Raises ConfigError for a unit beyond the text, a block or a row that is not there.
     """
     place = joins(record, layer)[0]
-    row, start = own_tokens(record, row)
+    row, start = record.text(row)
     with torch.no_grad():
-        v = record[f"blocks.{place.layer}.attn.v"][row, start:].transpose(0, 1)  # (H, T, D)
+        v = wide(record[f"blocks.{place.layer}.attn.v"][row, start:]).transpose(0, 1)  # (H, T, D)
         held = membership(units, v.shape[1]).to(v)  # (U, T)
         asked = membership([word], v.shape[1])[0].bool().to(v.device)
         pattern = flow(record, layer)[row, :, start:, start:][:, asked]  # (H, q, T)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
 from mainstem.stream.capture import capture
-from mainstem.stream.reading import flow, grouped, moved
-from mainstem.stream.token_trace import token_trace
-from mainstem.stream.word_trace import by_word
+from mainstem.stream.reading.flow import flow, grouped, moved
+from mainstem.stream.reading.token_trace import token_trace
+from mainstem.stream.reading.word_trace import by_word
 from mainstem.text.tokenizer import Bytes
 from mainstem.text.units import Unit, find_word, words
 from models import ROWS, T, build, configs, few, small, tokens
@@ -112,6 +112,21 @@ def test_a_padded_row_is_the_row_alone():
         for one, other in zip([*found.together, *found.heads[0].reads], [*alone.together, *alone.heads[0].reads],
                               strict=True):  # fmt: skip
             assert (one.weight, one.length) == pytest.approx((other.weight, other.length), rel=1e-9)
+
+
+def test_a_cut_model_is_read_block_by_block():
+    """Without its first block the second one stands first; it reads what it is given there."""
+    model = build(ModelConfig(**SHAPE | {"n_layer": 3}))
+    del model.blocks[0]
+    trace = capture(model, SENTENCE, tokenizer=Bytes())
+    units = words(Bytes(), trace.ids[0].tolist())
+    found = by_word(trace, units[2], 1, units)
+    assert found == by_word(trace, units[2], -1, units)
+    by_units = grouped(flow(trace, 1)[0], units)
+    for h, head in enumerate(found.heads):
+        assert [read.weight for read in head.reads] == pytest.approx(by_units[h, 2].tolist(), rel=1e-12)
+    with pytest.raises(ConfigError, match="there is no block 2; the model has 2"):
+        by_word(trace, units[2], 2, units)
 
 
 def test_a_word_trace_is_json():

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 import runs
 from mainstem.errors import ConfigError, DataError, Interrupted, RunError, TrainingFailed
-from mainstem.stream import lens as lens_file
 from mainstem.stream.capture import capture
-from mainstem.stream.lens import depths, lens
-from mainstem.stream.tuned import TunedLens, lens_kl, train_lens
+from mainstem.stream.reading import lens as lens_file
+from mainstem.stream.reading.lens import depths, lens
+from mainstem.stream.reading.tuned import TunedLens, lens_kl, train_lens
 from mainstem.text.tokens import Windows, evaluation_windows
 from mainstem.training import checkpoint
 from mainstem.training.optim import orthogonalise
@@ -46,7 +46,7 @@ def test_it_begins_as_the_logit_lens(config):
     model = build(config)
     trace, untrained = capture(model, tokens(config)), TunedLens(model)
     assert torch.equal(lens(trace, tuned=untrained).kl, lens(trace).kl)
-    assert len(untrained.weight) == len(depths(config)) - 1
+    assert len(untrained.weight) == len(depths(model)) - 1
 
 
 @pytest.mark.parametrize("residual", ROWS)
@@ -125,7 +125,7 @@ def test_the_first_step_follows_the_mean_kls_gradient(config):
     trained, history = train_lens(model, lambda step: ids, steps=1, lr=0.01)
     trace, C = capture(model, ids), config.d_model
     p = trace.logits.softmax(-1)
-    for index, point in enumerate(depths(config)[:-1]):
+    for index, point in enumerate(depths(model)[:-1]):
         W, b = (torch.zeros(*shape, dtype=torch.float64, requires_grad=True) for shape in ((C, C), (C,)))
         log_q = model.unembed(trace[point] + trace[point] @ W + b).log_softmax(-1)
         kl = (p * (p.log() - log_q)).sum(-1).mean()
@@ -136,15 +136,14 @@ def test_the_first_step_follows_the_mean_kls_gradient(config):
         assert (trained.bias[index] + 0.001 * at_b / (at_b.abs() + 1e-8)).abs().max() < 1e-8
 
 
-def test_any_name_of_a_point_and_no_other():
+def test_a_depth_and_nothing_else():
     tuned = TunedLens(build(small()))
     torch.nn.init.ones_(tuned.bias[2])
     x = torch.randn(2, 3, 12, dtype=torch.float64)
     assert torch.equal(tuned(x, "blocks.1.resid_pre"), x + 1)
-    assert torch.equal(tuned(x, ("resid_post", 0)), x + 1)
-    assert tuned(x, ("resid_post", -1)) is x
-    with pytest.raises(ConfigError, match="not a point of the stream"):
-        tuned(x, "blocks.1.mlp_out")
+    assert tuned(x, "resid_final") is x
+    with pytest.raises(ConfigError, match=r"did you mean 'blocks\.1\.resid_mid'"):
+        tuned(x, "blocks.1.resid_mit")
 
 
 @few
@@ -159,7 +158,7 @@ def test_a_file_gives_back_the_lens(tmp_path_factory, config, dtype):
     assert all(torch.equal(a, b) for a, b in zip(back.parameters(), tuned.parameters(), strict=True))
     assert {parameter.dtype for parameter in back.parameters()} == {dtype}
     with safe_open(path, "pt") as file:
-        assert json.loads(file.metadata()["model"])["points"] == depths(config)[:-1]
+        assert json.loads(file.metadata()["model"])["points"] == depths(model)[:-1]
 
 
 def test_another_precision_is_the_same_unembedding(taught, tmp_path):

@@ -12,10 +12,11 @@ from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.norms import Empty
 from mainstem.model.stack import places
-from mainstem.stream.intervene import Change, Intervention, Referred, locate, mean, resample, zero
+from mainstem.stream.change.intervene import Change, Intervention, Referred, locate, mean, resample, zero
+from mainstem.stream.change.rerun import Rerun, choose_blocks, recorded
+from mainstem.stream.ids import Ids
 from mainstem.stream.metrics import Metric
 from mainstem.stream.record import Record
-from mainstem.stream.rerun import Rerun, choose_blocks, recorded
 
 UNITS = ("branch", "head", "neuron")
 WAYS = ("zero", "mean", "resample")
@@ -64,11 +65,11 @@ class Effects:
 
 def ablation(
     model: GPT,
-    ids: Tensor,
+    ids: Ids,
     metric: Metric,
     units: str = "branch",
     how: str = "zero",
-    reference: Record | Tensor | None = None,
+    reference: Record | Ids | None = None,
     *,
     mask: Tensor | None = None,
     layers: Sequence[int] | None = None,
@@ -81,7 +82,7 @@ def ablation(
 
     Args:
         model: any GPT.
-        ids: (B, T).
+        ids: (B, T), or rows of any lengths.
         metric: logits (B, T, V) -> (B,).
         units: `branch`: each write to the stream; `head`: each head's `z`; `neuron`: each of the MLPs' `post`.
         how: `zero`; `mean`, over the reference's rows and positions; `resample`, what the reference had there.
@@ -106,10 +107,12 @@ def ablation(
     targets = [(layer, label) for layer in chosen for label in _labels(model, units, layer)]
     if not targets:
         raise ConfigError(f"units: the blocks {chosen} have no {units} to ablate")
-    points = {locate(label, model.config).point for _, label in targets}
+    points = {locate(label, model).point for _, label in targets}
     with torch.no_grad(), evaluating(model):
         base = Rerun(model, ids, metric, mask, points)
-        other = recorded(model, reference, points) if isinstance(reference, Tensor) else reference or base.record
+        other = base.record if reference is None else reference
+        if not isinstance(other, Record):
+            other = recorded(model, other, points)
         changed: dict[str, Change | Referred] = {"zero": zero(), "mean": mean(other), "resample": resample(other)}
         changes = [(layer, Intervention(model, {label: changed[how]})) for layer, label in targets]
         ablated = base.under(changes, should_stop=should_stop, progress=progress)

@@ -11,15 +11,15 @@ import re
 import torch
 from torch import Tensor
 
-from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.stack import places
-from mainstem.stream.intervene import At, Change, Intervention, Referred, Target, locate, resample, set_to
+from mainstem.stream.change.intervene import At, Change, Intervention, Referred, Target, locate, resample, set_to
+from mainstem.stream.change.patch import Patched
+from mainstem.stream.change.rerun import recorded
+from mainstem.stream.ids import Ids, paired
 from mainstem.stream.metrics import Metric, measured
-from mainstem.stream.patch import Patched, check_pair
-from mainstem.stream.rerun import recorded
 
 _SENDERS = ("embed", "attn.z", "attn_out", "mlp.post", "mlp_out")
 _BRANCH = re.compile(r"(\d+)_(attn|mlp)")
@@ -27,8 +27,8 @@ _BRANCH = re.compile(r"(\d+)_(attn|mlp)")
 
 def path_patch(
     model: GPT,
-    clean: Tensor,
-    corrupt: Tensor,
+    clean: Ids,
+    corrupt: Ids,
     sender: Target,
     receivers: Target | list[Target],
     metric: Metric,
@@ -40,7 +40,7 @@ def path_patch(
 
     Args:
         model: any GPT.
-        clean, corrupt: ids, (B, T) both.
+        clean, corrupt: ids, (B, T) both, or rows of the same lengths.
         sender: a head `L0H1`, a neuron `L0N17`, a branch `0_mlp_out`, or `embed`; or `At` some positions of one.
         receivers: one or a list: what a head reads, `L1H2.q`, `.k` or `.v`, or all three, `L1H2`; a branch, `1_mlp` or
             `1_attn`; or `final`, what `ln_f` reads. A branch that receives is known by what it then writes.
@@ -51,13 +51,13 @@ def path_patch(
     Raises ConfigError for inputs of unequal shapes, unknown senders and receivers, and a receiver that comes before the
     sender.
     """
-    check_pair(clean, corrupt)
-    every = [_receiver(each, model.config) for each in (receivers if isinstance(receivers, list) else [receivers])]
-    point = _sender(sender, every, model.config)
+    clean, corrupt, mask = paired(model, clean, corrupt, mask)
+    every = [_receiver(each, model) for each in (receivers if isinstance(receivers, list) else [receivers])]
+    point = _sender(sender, every, model)
     frozen = [
         place.write
         for place in places(model)
-        if _stage(place.write, model.config) > _stage(point, model.config) and (place.kind == "attn" or freeze_mlps)
+        if _stage(place.write, model) > _stage(point, model) and (place.kind == "attn" or freeze_mlps)
     ]
     source = recorded(model, clean, [point, "resid_final"], mask)
     base = recorded(model, corrupt, [*frozen, "resid_final"], mask)
@@ -83,32 +83,32 @@ def _keep(received: dict[int, Tensor], i: int) -> Change:
     return change
 
 
-def _receiver(target: Target, config: ModelConfig) -> Target:
+def _receiver(target: Target, model: GPT) -> Target:
     """The target at which a receiver is known. Raises ConfigError for the stream between branches."""
     at = target if isinstance(target, At) else At(target)
     branch = _BRANCH.fullmatch(at.target) if isinstance(at.target, str) else None
     key = "resid_final" if at.target == "final" else f"{branch[0]}_out" if branch else at.target
-    point = locate(key, config).point
+    point = locate(key, model).point
     if ".resid" in point or "embed" in point:
         raise ConfigError(f"receiver: {point!r} is the stream itself; give 'L1H2.q', '1_mlp', '1_attn' or 'final'")
     return At(key, at.pos, at.units)
 
 
-def _sender(target: Target, receivers: list[Target], config: ModelConfig) -> str:
+def _sender(target: Target, receivers: list[Target], model: GPT) -> str:
     """The point of a sender. Raises ConfigError for one that does not write to the stream before every receiver."""
-    point = locate(target, config).point
+    point = locate(target, model).point
     if not point.endswith(_SENDERS):
         raise ConfigError(f"sender: {point!r} is not written to the stream; give 'L0H1', '0_mlp_out' or 'embed'")
     for receiver in receivers:
-        reads = locate(receiver, config).point
-        if _stage(reads, config) <= _stage(point, config):
+        reads = locate(receiver, model).point
+        if _stage(reads, model) <= _stage(point, model):
             raise ConfigError(f"receiver: {reads!r} comes before {point!r} has been written; a path goes onwards")
     return point
 
 
-def _stage(point: str, config: ModelConfig) -> int:
+def _stage(point: str, model: GPT) -> int:
     """Which branch a point belongs to, counted in the order of the forward pass; -1 is before the first."""
     if not point.startswith("blocks."):
-        return 2 * config.n_layer if point == "resid_final" else -1
+        return 2 * len(model.blocks) if point == "resid_final" else -1
     _, layer, name = point.split(".", 2)
     return 2 * int(layer) + name.startswith("mlp")

@@ -1,91 +1,32 @@
-"""N-grams in the weights: what a token says about the next one, alone and together with an earlier one.
+"""Skip-trigrams in the weights: what a token says about the next one together with an earlier one.
 
-Without blocks a model is a table of bigrams, W_E W_U, the direct path. A head adds to the logits at a token, the
-destination, what it reads at an earlier one, the source. Together they are a skip-trigram, source ... destination ->
-out (Elhage et al. 2021, "Zero-Layer Transformers" and "One-Layer Attention-Only Transformers"). Where a head attends
-(QK) and what it does there (OV) are two tables, so a head that knows "keep ... in mind" and "keep ... at bay" knows
-"keep ... in bay" as well.
+A head adds to the logits at a token, the destination, what it reads at an earlier one, the source. Together they are a
+skip-trigram, source ... destination -> out (Elhage et al. 2021, "One-Layer Attention-Only Transformers"). Where a head
+attends (QK) and what it does there (OV) are two tables, so a head that knows "keep ... in mind" and "keep ... at bay"
+knows "keep ... in bay" as well.
 
 V vocabulary, C d_model, H heads, D d_head. No table of (V, V) is held: rows of it are made, looked at and dropped.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mainstem.circuits.factors import CHUNK, Factored, triangle
-from mainstem.circuits.virtual import virtual
-from mainstem.circuits.weights import after, at_offset, ov, reader, writer
+from mainstem.circuits.chunks import Largest, row_chunks
+from mainstem.circuits.factors import triangle
+from mainstem.circuits.head_weights import at_offset, resolve_offset
+from mainstem.circuits.weights import after, reader, writer
 from mainstem.errors import ConfigError
-from mainstem.model.attention import Attention
 from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.norms import Norm
-from mainstem.model.stack import places
-from mainstem.model.sublayer import Join
-from mainstem.stream.decompose import Positions, Row, Terms, positions
-from mainstem.stream.points import BUDGET
-from mainstem.stream.record import Record
 
 CANDIDATES = 10
 """Pairs of source and destination that are looked at, in each head, for each skip-trigram that is wanted."""
-
-
-class Bigram(NamedTuple):
-    """One entry of the direct path."""
-
-    token: int
-    out: int
-    logit: float
-    """Less the mean of the token's row, on which no prediction depends."""
-
-
-@dataclass(frozen=True, eq=False)
-class Bigrams:
-    """The direct path from `embed` to `unembed`, [token, next token], as logits."""
-
-    matrix: Factored
-    """(V, V)."""
-    notes: tuple[str, ...]
-    """What the table leaves open: the scale of `ln_f`, a positive number for each token, and the biases behind it."""
-
-    def row(self, token: int) -> Tensor:
-        """(V,), the logits after a token. Raises ConfigError for an id outside the vocabulary."""
-        V = self.matrix.shape[0]
-        if not 0 <= token < V:
-            raise ConfigError(f"token: id {token} is outside 0..{V - 1}")
-        return self.matrix.left[token] @ self.matrix.right
-
-    def top(self, count: int = 10) -> list[Bigram]:
-        """The entries that stand highest above the means of their rows, highest first."""
-        best, V = _Best(count, self.matrix.left), self.matrix.shape[0]
-        right = self.matrix.right - self.matrix.right.mean(1, keepdim=True)
-        for start, rows in _chunks(self.matrix.left, V):
-            best.add(start, rows @ right)
-        found = zip(best.places.tolist(), best.entries[0].tolist(), strict=True)
-        return [Bigram(token, out, logit) for (token, out), logit in found]
-
-
-def bigrams(model: GPT) -> Bigrams:
-    """What the direct path says about the next token: all that a model without blocks knows.
-
-    Where no `ln_f` stands before the unembedding, rows are the logits of such a model, `lm_head`'s bias included.
-    Raises ConfigError, with the reason, where there is no direct path (`weights.check_path`).
-    """
-    path, bias = virtual(model, "embed", "unembed"), model.lm_head.bias
-    left, right = path.matrix.left, path.matrix.right
-    if isinstance(model.ln_f, Norm):
-        hidden = bias is not None or getattr(model.ln_f, "bias", None) is not None
-        return Bigrams(path.matrix, path.notes + (("without the biases of ln_f and lm_head",) if hidden else ()))
-    if bias is None:
-        return Bigrams(path.matrix, path.notes)
-    one, row = left.new_ones(len(left), 1), bias.detach()[None].to(right.dtype)
-    return Bigrams(Factored(torch.cat((left, one), dim=1), torch.cat((right, row))), path.notes)
 
 
 class SkipTrigram(NamedTuple):
@@ -115,6 +56,8 @@ class SkipTrigrams:
     """The strongest skip-trigrams of a block's heads, those of the largest gain first."""
 
     rows: list[SkipTrigram]
+    offset: int | None
+    """Of QK: how far before its destination a source stands; None where positions are not rotary."""
     notes: tuple[str, ...]
     """What is left out."""
 
@@ -143,20 +86,22 @@ def skip_trigrams(
         context: tokens that the destination sees, itself among them; None is n_ctx.
         offset: with rotary positions, how far before the destination every token stands; None is 1.
 
-    Raises ConfigError for a count below 1, a block that the model does not have, a context below 2, and an offset as
-    `weights.at_offset` does.
+    Raises ConfigError for a count below 1, a block that the model does not have, a context below 2, a vocabulary of one
+    token, and an offset as `head_weights.at_offset` does.
     """
     context = model.config.n_ctx if context is None else context
     if not 0 <= layer < len(model.blocks):
         raise ConfigError(f"layer: {layer} is not a block of this model, which has {len(model.blocks)}, from 0")
     if context < 2:
         raise ConfigError(f"context: {context} tokens leave no room for a source; give at least 2")
+    if model.config.vocab_size < 2:
+        raise ConfigError("vocab_size: with one token there is no source beside it; skip-trigrams need at least 2")
     with torch.no_grad(), evaluating(model):
         reading = _Reading(model, layer, context, offset)
         pairs = reading.pairs(CANDIDATES * count)
         found = [row for head, some in enumerate(pairs) for row in reading.best(head, some, count)]
     found.sort(key=lambda row: row.gain, reverse=True)
-    return SkipTrigrams(found[:count], reading.notes())
+    return SkipTrigrams(found[:count], reading.offset, reading.notes())
 
 
 class _Reading:
@@ -165,7 +110,8 @@ class _Reading:
     def __init__(self, model: GPT, layer: int, context: int, offset: int | None):
         block = model.blocks[layer]
         assert isinstance(block, Block)
-        self.model, self.layer, self.context, self.offset = model, layer, context, offset
+        self.model, self.layer, self.context = model, layer, context
+        self.offset = resolve_offset(model, offset)
         self.attn, self.join, self.stream = block.attn, block.res_1, model.wte.weight  # (V, C)
         H, D = self.attn.n_head, self.attn.d_head
         parts = self.attn.c_attn(self.join.damp(self.join.ln_in(self.stream))).chunk(3, dim=-1)
@@ -182,8 +128,8 @@ class _Reading:
         length, found = triangle(self.unembed.T), []  # |x @ unembed| = |x @ length.T|
         for head in range(self.attn.n_head):
             moved = (self._moves(head) @ length.T).norm(dim=-1)  # (V,), by source
-            best = _Best(count, moved)
-            for start, q in _chunks(self.q[:, head], len(moved)):
+            best = Largest(count, moved)
+            for start, q in row_chunks(self.q[:, head], len(moved)):
                 scores = self.attn.scale * q @ self.k[:, head].T  # (n, V)
                 level = scores.logsumexp(1) - math.log(len(moved))
                 self.level[start : start + len(q), head] = level
@@ -195,8 +141,8 @@ class _Reading:
 
     def best(self, head: int, pairs: Tensor, count: int) -> list[SkipTrigram]:
         """The skip-trigrams of the largest gain among a head's pairs."""
-        best = _Best(count, self.v, others=2)
-        for start, some in _chunks(pairs, len(self.v)):
+        best = Largest(count, self.v, others=2)
+        for start, some in row_chunks(pairs, len(self.v)):
             before, after = self._predict(head, some)
             best.add(start, after - before, before, after)
         rows, outs = pairs[best.places[:, 0]], best.places[:, 1]
@@ -212,11 +158,10 @@ class _Reading:
     def notes(self) -> tuple[str, ...]:
         """What is left out of this model."""
         config, blocks = self.model.config, len(self.model.blocks)
-        distance = 1 if self.offset is None else self.offset
         scales = [norm for norm in (self.join.ln_out, self.join.ln_add, self.model.ln_f) if isinstance(norm, Norm)]
         said = [
             (config.position == "learned", "positions are left out: tokens are read by their content alone"),
-            (config.position == "rotary", f"every token is read {distance} before its destination"),
+            (self.offset is not None, f"QK at offset {self.offset}: so far before its destination each token is read"),
             (config.d_mlp > 0, "MLPs are left out"),
             (blocks > 1, f"block {self.layer} reads the embeddings and is unembedded; other blocks are left out"),
             (bool(scales), f"ov: up to the scales of {', '.join(norm.point for norm in scales)}, positive numbers"),
@@ -257,92 +202,3 @@ class _Reading:
 
     def _log(self, tokens: int) -> Tensor:
         return self.v.new_tensor(float(tokens)).log()
-
-
-def contributions(record: Record, pos: Positions = None) -> Terms:
-    """All logits of a model of one attention-only block without norms, by path: the direct one, and each head's.
-
-    logits = (embed + pos_embed) W_U + sum over heads of pattern (embed + pos_embed) W_V W_O W_U + biases, with the
-    pattern as it was recorded (Elhage et al. 2021, "One-Layer Attention-Only Transformers").
-
-    Args:
-        record: of one forward pass, which keeps the stream that the block read.
-        pos: a position, a range of them, or None for all.
-
-    Returns terms whose values are (rows, B, T, V), or (rows, B, V) for one position. Biases have rows of their own:
-    `0_attn.b_V` as the heads write it, `0_attn.b_O` and `lm_head.bias`.
-
-    Raises ConfigError for another model, and for rows that exceed `BUDGET`.
-    """
-    model, here = record.model, positions(record, pos)
-    with torch.no_grad():
-        join, attn = _only_block(model)
-        unembed = reader(model, "unembed").matrix  # (C, V)
-
-        def logits(write: Tensor) -> Tensor:
-            return write.to(unembed.dtype) @ unembed
-
-        total = record.logits[:, here]
-        needed = (attn.n_head + 5) * total.numel() * unembed.element_size()
-        if needed > BUDGET:
-            raise ConfigError(f"the logits by path take {needed / 1e9:,.1f} GB; choose a position with pos=")
-        names = ("embed", "pos_embed") if model.wpe is not None else ("embed",)
-        rows: list[Row] = [(name, logits(join.skip(record[name][:, here]))) for name in names]
-        pattern, read = record["blocks.0.attn.pattern"][:, :, here], record["blocks.0.resid_pre"].to(unembed.dtype)
-        for head in range(attn.n_head):
-            path = ov(model, 0, head) @ unembed  # (C, V), through D
-            rows.append((f"L0H{head}", pattern[:, head].to(unembed.dtype) @ (read @ path.left) @ path.right))
-        if attn.c_proj.bias is not None:
-            b_V = attn.c_attn.bias.chunk(3)[2]
-            for label, bias in (("b_V", attn.c_proj.weight @ b_V), ("b_O", attn.c_proj.bias)):
-                rows.append((f"0_attn.{label}", logits(join.gain(bias)).expand_as(total)))
-        if model.lm_head.bias is not None:
-            rows.append(("lm_head.bias", model.lm_head.bias.to(unembed.dtype).expand_as(total)))
-        terms = Terms.of(rows, total)
-    if not isinstance(pos, int):
-        return terms
-    return Terms(terms.labels, terms.values.squeeze(2), terms.total.squeeze(1), terms.closing_error)
-
-
-def _only_block(model: GPT) -> tuple[Join, Attention]:
-    """The join and the branch of the only block. Raises ConfigError for a model that is more than that."""
-    stack = list(places(model))
-    if len(stack) == 1 and isinstance(attn := stack[0].branch, Attention):
-        join = stack[0].join
-        if not any(isinstance(norm, Norm) for norm in (model.ln_f, join.ln_in, join.ln_out, join.ln_add)):
-            return join, attn
-    raise ConfigError(
-        f"logits by path: this model has {len(model.blocks)} block(s), d_mlp {model.config.d_mlp} and residual "
-        f"{model.config.residual}; only one attention-only block without norms has them (none, rezero, no_skip_bare)"
-    )
-
-
-class _Best:
-    """The largest entries of a table that is made a few rows at a time, and those of others at the same places."""
-
-    def __init__(self, count: int, like: Tensor, others: int = 0):
-        if count < 1:
-            raise ConfigError(f"count: {count} entries cannot be the strongest; ask for at least 1")
-        self._count = count
-        self.entries = like.new_empty(1 + others, 0)
-        """(1 + others, n), the first row falling."""
-        self.places = torch.empty(0, 2, dtype=torch.long, device=like.device)
-        """(n, 2), row and column."""
-
-    def add(self, start: int, *tables: Tensor) -> None:
-        """Look at some rows, (n, m), of which the first is number `start`; the first table decides."""
-        m, flat = tables[0].shape[1], tables[0].flatten()
-        floor = self.entries[0, -1] if len(self.places) == self._count else -torch.inf
-        found = (flat > floor).nonzero()[:, 0]  # mostly few, and then much cheaper than a sort of all
-        if len(found) > self._count:
-            found = found[flat[found].topk(self._count).indices]
-        entries = torch.cat((self.entries, torch.stack([table.flatten()[found] for table in tables])), dim=1)
-        places = torch.cat((self.places, torch.stack((start + found // m, found % m), dim=1)))
-        order = entries[0].argsort(descending=True, stable=True)[: self._count]
-        self.entries, self.places = entries[:, order], places[order]
-
-
-def _chunks(rows: Tensor, columns: int) -> Iterator[tuple[int, Tensor]]:
-    """(number of the first row, rows), so many that a table of them with `columns` columns is within CHUNK."""
-    step = max(1, CHUNK // columns)
-    return ((start, rows[start : start + step]) for start in range(0, len(rows), step))

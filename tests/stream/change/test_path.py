@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from known import induction, periodic
 from mainstem.errors import ConfigError
-from mainstem.stream.intervene import At
+from mainstem.stream.change.intervene import At
+from mainstem.stream.change.path import path_patch
 from mainstem.stream.metrics import LogitDifference, Loss, TokenLogit
-from mainstem.stream.path import path_patch
 from models import ROWS, Change, T, build, configs, error, few, record, small, tokens
 
 MASK = torch.tensor([[False] * 2 + [True] * 5, [True] * 7])

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from known import induction, periodic
 from mainstem.errors import ConfigError, DataError
 from mainstem.model.gpt import GPT
-from mainstem.stream import patch as patching
-from mainstem.stream import rerun
-from mainstem.stream.intervene import At, Intervention, resample
+from mainstem.stream.change import patch as patching
+from mainstem.stream.change import rerun
+from mainstem.stream.change.intervene import At, Intervention, resample
+from mainstem.stream.change.patch import HEADS, STREAM, attribution_patch, patch, patch_grid
+from mainstem.stream.change.rerun import recorded
 from mainstem.stream.metrics import LogitDifference, Loss, TokenLogit, TokenLogProb
-from mainstem.stream.patch import HEADS, STREAM, attribution_patch, patch, patch_grid
-from mainstem.stream.rerun import recorded
 from models import ROWS, Change, T, build, configs, error, few, record, small, tokens
 
 METRICS = st.sampled_from(
@@ -241,7 +241,7 @@ def test_it_tells_how_far_it_is_and_can_be_stopped(monkeypatch):
         ({"positions": []}, "none is given"),
         ({"metric": TokenLogit(3, pos=9)}, "9 is out of range"),
         ({"metric": lambda logits: logits[0]}, r"returned \(7, 11\); it must return a number for each row, \(2,\)"),
-        ({"mask": torch.ones(2, 6, dtype=torch.bool)}, r"\(2, 6\) and that of the ids \(2, 7\)"),
+        ({"mask": torch.ones(2, 6, dtype=torch.bool)}, r"\(2, 6\) for ids of \(2, 7\)"),
     ],
 )
 @pytest.mark.parametrize("grid", [patch_grid, attribution_patch])
@@ -259,7 +259,7 @@ def test_ids_and_points_that_are_not_there_are_refused():
         patch_grid(model, clean, corrupt, TokenLogit(3), "mlp_out")
     with pytest.raises(DataError, match=r"token id 11 is outside 0\.\.10"):
         patch_grid(model, clean, corrupt + 11 - corrupt.max(), TokenLogit(3))
-    with pytest.raises(DataError, match="hold no token"):
+    with pytest.raises(DataError, match="at least one"):
         patch(model, clean[:, :0], clean[:, :0], "L0H0", TokenLogit(3))
     with pytest.raises(ConfigError, match=r"\(2, 6\) and corrupt ids of \(2, 7\)"):
         patch(model, clean[:, 1:], corrupt, "L0H0", TokenLogit(3))

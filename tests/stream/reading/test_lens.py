@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import known
 from mainstem.errors import ConfigError
-from mainstem.stream import lens as lens_file
 from mainstem.stream.capture import capture
 from mainstem.stream.decompose import NORMALISATIONS
-from mainstem.stream.lens import depths, lens
+from mainstem.stream.reading import lens as lens_file
+from mainstem.stream.reading.lens import depths, lens
 from mainstem.text.tokenizer import Bytes
 from models import ROWS, B, T, build, configs, error, few, small, tokens
 
@@ -58,10 +58,10 @@ def test_every_number_is_its_definition(config, norm):
     trace = capture(model, ids)
     token = tokens(config).roll(3, 1)
     seen = lens(trace, token, norm, top=4)
-    z = torch.stack([slow_logits(trace, point, norm) for point in depths(config)])
+    z = torch.stack([slow_logits(trace, point, norm) for point in depths(model)])
     p, at = z.softmax(-1), token.expand(len(z), B, T)[..., None]
 
-    assert seen.points == depths(config)
+    assert seen.points == depths(model)
     assert all(error(seen.logits(point), z[i]) < 1e-12 for i, point in enumerate(seen.points))
     assert torch.equal(seen.rank, z.argsort(-1, descending=True).argsort(-1).gather(-1, at)[..., 0] + 1)
     assert error(seen.probability, p.gather(-1, at)[..., 0]) < 1e-12

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
-from mainstem.stream.capture import Ids, capture
-from mainstem.stream.intervene import Target, locate
+from mainstem.stream.capture import capture
+from mainstem.stream.change.intervene import Target, locate
+from mainstem.stream.ids import Ids
 
 if TYPE_CHECKING:
     from mainstem.text.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ def steering_vector(
 
     Add it with `Intervention(model, {point: add(vector, scale)})`. Rimsky et al. 2023, Contrastive Activation Addition.
     """
-    spot = locate(point, model.config)
+    spot = locate(point, model)
     if spot.of_pattern or spot.pos is not None:
         raise ConfigError(f"point: {point!r} is not a vector at each text's last position; give ('resid_post', 3)")
     sides = (capture(model, ids, [spot.point], tokenizer=tokenizer)[spot.point] for ids in (positive, negative))

@@ -14,7 +14,7 @@ from mainstem.model.attention import rotate
 from mainstem.model.mlp import ACTIVATIONS
 from mainstem.stream.capture import capture
 from mainstem.stream.decompose import decompose
-from mainstem.stream.token_trace import token_trace
+from mainstem.stream.reading.token_trace import token_trace
 from mainstem.text.tokenizer import Bytes
 from mainstem.training.vitals import NEAR_ZERO
 from models import ROWS, T, build, configs, few, small, tokens
@@ -154,6 +154,33 @@ def test_every_number_is_the_modules(residual, data, pos):
     trace = token_trace(capture(model, ids), pos, layer, row=1)
     assert (trace.layer, trace.row, trace.pos, trace.ids) == (layer, 1, pos, ids[1].tolist())
     is_trace(trace, model, ids[1], layer, pos)
+
+
+@pytest.mark.parametrize("residual", ROWS)
+def test_a_cut_model_is_traced_block_by_block(residual):
+    """Blocks are those that are there, not those that the config speaks of; each keeps its own constants."""
+    model = build(small(residual))
+    del model.blocks[1]
+    ids = tokens(model.config)
+    trace = capture(model, ids)
+    for layer in (0, 1):
+        is_trace(token_trace(trace, -1, layer), model, ids[0], layer, T - 1)
+    assert token_trace(trace, -1, -1) == token_trace(trace, -1, 1)
+    with pytest.raises(ConfigError, match="there is no block 2; the model has 2"):
+        token_trace(trace, -1, 2)
+
+
+def test_a_model_of_few_digits_is_summed_in_float32():
+    """The parts of a write in bfloat16 are of that precision; the numbers about them are not."""
+    model = build(small(), torch.bfloat16)
+    trace = capture(model, tokens(model.config))
+    found = token_trace(trace, -1, 1)
+    write, read = (trace[point, 1][0, -1].double() for point in ("attn_out", "resid_pre"))
+    assert found.resid_pre.norm == pytest.approx(read.norm().item(), rel=1e-6)
+    assert found.attention.join.cosine == pytest.approx((write @ read / (write.norm() * read.norm())).item(), rel=1e-5)
+    for head in found.attention.heads:
+        assert head.entropy == pytest.approx(-sum(p * math.log(p) for p in head.pattern if p), rel=1e-5)
+    assert found.attention.closing_error < 0.02
 
 
 @pytest.mark.parametrize("residual", ROWS)

@@ -19,12 +19,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from mainstem import durable
-from mainstem.errors import ConfigError, DataError, RunError, TrainingFailed
+from mainstem.errors import ConfigError, DataError, RunError, TrainingFailed, nearest
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.tap import Recorder
-from mainstem.stream.lens import LAST, at_once, depth, depths, divergence, log_probabilities
-from mainstem.stream.points import Key
+from mainstem.stream.distributions import divergence, log_probabilities
+from mainstem.stream.reading.lens import LAST, at_once, depths
 from mainstem.training.optim import Muon
 
 FORMAT = "mainstem-tuned-lens/1"
@@ -44,21 +44,22 @@ class TunedLens(nn.Module):
 
     def __init__(self, model: GPT):
         super().__init__()
-        self.config, self.points = model.config, depths(model.config)
+        self.points = depths(model)
         C, like = model.config.d_model, model.lm_head.weight
         before = self.points[:-1]
         self.weight = nn.ParameterList(torch.zeros(C, C, dtype=like.dtype, device=like.device) for _ in before)
         self.bias = nn.ParameterList(torch.zeros(C, dtype=like.dtype, device=like.device) for _ in before)
 
-    def forward(self, x: Tensor, point: Key) -> Tensor:
-        """The stream (..., C) at a point, by any name, as the unembedding reads it. At `resid_final` it stays as it is.
+    def forward(self, x: Tensor, point: str) -> Tensor:
+        """The stream (..., C) at one of the `points`, as the unembedding reads it. At `resid_final` it stays as it is.
 
-        Raises ConfigError for a point that is not of the stream.
+        Raises ConfigError for another name.
         """
-        name = depth(point, self.config)
-        if name == LAST:
+        if point == LAST:
             return x
-        index = self.points.index(name)
+        if point not in self.points:
+            raise ConfigError(f"point: {point!r} is not a depth of this lens; {nearest(point, self.points)}")
+        index = self.points.index(point)
         return x + x @ self.weight[index] + self.bias[index]
 
     def save(self, path: Path, model: GPT) -> None:
@@ -188,7 +189,7 @@ def lens_kl(model: GPT, windows: Iterable[Tensor], tuned: TunedLens | None = Non
 
     Without `tuned` it is the logit lens's. Raises DataError where there is no window.
     """
-    points, count = depths(model.config), 0
+    points, count = depths(model), 0
     total = torch.zeros(len(points), dtype=torch.float64)
     with evaluating(model), torch.no_grad():
         for ids in windows:
@@ -222,7 +223,7 @@ def _gradients(model: GPT, tuned: TunedLens, ids: Tensor) -> list[float]:
 
 def _parts(model: GPT, ids: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The stream at each depth, (n, C), over as many positions as are unembedded together."""
-    points = depths(model.config)
+    points = depths(model)
     tap = Recorder(points)
     with torch.no_grad():
         model.stream(ids.to(model.lm_head.weight.device), tap=tap)
@@ -233,7 +234,7 @@ def _parts(model: GPT, ids: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def _made_for(model: GPT) -> str:
     """What a lens is made for besides the unembedding's numbers, as its file says it."""
     config = model.config.to_dict()
-    return json.dumps({**{name: config[name] for name in FIELDS}, "points": depths(model.config)[:-1]})
+    return json.dumps({**{name: config[name] for name in FIELDS}, "points": depths(model)[:-1]})
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

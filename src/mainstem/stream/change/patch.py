@@ -16,10 +16,12 @@ from mainstem.errors import ConfigError, nearest
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.stream.capture import capture
-from mainstem.stream.intervene import At, Intervention, Target, locate, resample
-from mainstem.stream.metrics import Metric, checked, measured, position
+from mainstem.stream.change.intervene import At, Intervention, Target, locate, resample
+from mainstem.stream.change.rerun import ROOM, Rerun, choose_blocks, recorded
+from mainstem.stream.ids import Ids, paired
+from mainstem.stream.metrics import Metric, checked, measured
+from mainstem.stream.points import position
 from mainstem.stream.record import Record
-from mainstem.stream.rerun import ROOM, Rerun, choose_blocks, recorded
 
 STREAM = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 """Patched at one position of one block."""
@@ -84,8 +86,8 @@ class Grid(Patched):
 
 def patch(
     model: GPT,
-    clean: Tensor,
-    corrupt: Tensor,
+    clean: Ids,
+    corrupt: Ids,
     targets: Target | list[Target],
     metric: Metric,
     *,
@@ -95,16 +97,16 @@ def patch(
 
     Args:
         model: any GPT.
-        clean, corrupt: ids, (B, T) both.
+        clean, corrupt: ids, (B, T) both, or rows of the same lengths.
         targets: one or a list: a point, `At` a part of it, `L1H3`, `L1H3.q`, `L2N17`, `0_mlp_out`.
         metric: logits (B, T, V) -> (B,).
         mask: (B, T) bool, false at padding, of both.
 
     Raises ConfigError for inputs of unequal shapes and unknown targets.
     """
-    check_pair(clean, corrupt)
+    clean, corrupt, mask = paired(model, clean, corrupt, mask)
     every = targets if isinstance(targets, list) else [targets]
-    points = {locate(target, model.config).point for target in every}
+    points = {locate(target, model).point for target in every}
     source = recorded(model, clean, [*points, "resid_final"], mask)
     base = recorded(model, corrupt, ["resid_final"], mask)
     tap = Intervention(model, [(target, resample(source)) for target in every])
@@ -116,8 +118,8 @@ def patch(
 
 def patch_grid(
     model: GPT,
-    clean: Tensor,
-    corrupt: Tensor,
+    clean: Ids,
+    corrupt: Ids,
     metric: Metric,
     what: str = "resid_pre",
     *,
@@ -133,7 +135,7 @@ def patch_grid(
 
     Args:
         model: any GPT.
-        clean, corrupt: ids, (B, T) both.
+        clean, corrupt: ids, (B, T) both, or rows of the same lengths.
         metric: logits (B, T, V) -> (B,); one of a single position, as in `metrics`, has only that unembedded.
         what: `resid_pre resid_mid resid_post attn_out mlp_out`: one block at one position. `head` (its `z`),
             `q k v pattern`: one head of one block, at all positions together.
@@ -146,7 +148,8 @@ def patch_grid(
     Raises ConfigError for inputs of unequal shapes, an unknown `what`, blocks and positions out of range, and a metric
     that does not return a number for each row.
     """
-    chosen, at, targets = _cells(model, clean, corrupt, what, layers, positions)
+    clean, corrupt, mask = paired(model, clean, corrupt, mask)
+    chosen, at, targets = _cells(model, corrupt.shape[1], what, layers, positions)
     with torch.no_grad(), evaluating(model):
         base = Rerun(model, corrupt, metric, mask)
         source = recorded(model, clean, [*targets, "resid_final"], mask)
@@ -166,8 +169,8 @@ def patch_grid(
 
 def attribution_patch(
     model: GPT,
-    clean: Tensor,
-    corrupt: Tensor,
+    clean: Ids,
+    corrupt: Ids,
     metric: Metric,
     what: str = "resid_pre",
     *,
@@ -179,7 +182,8 @@ def attribution_patch(
 
     The arguments and errors are those of `patch_grid`. Nanda 2023, "Attribution Patching".
     """
-    chosen, at, targets = _cells(model, clean, corrupt, what, layers, positions)
+    clean, corrupt, mask = paired(model, clean, corrupt, mask)
+    chosen, at, targets = _cells(model, corrupt.shape[1], what, layers, positions)
     rows = len(corrupt)
     source = recorded(model, clean, [*targets, "resid_final"], mask)
     trace = capture(
@@ -200,32 +204,21 @@ def attribution_patch(
     return Grid(torch.stack(effects), before, without, what, chosen, columns)
 
 
-def check_pair(clean: Tensor, corrupt: Tensor) -> None:
-    """Raise ConfigError unless both are ids (B, T) of one shape."""
-    if clean.shape != corrupt.shape or clean.ndim != 2:
-        raise ConfigError(
-            f"clean ids of shape {tuple(clean.shape)} and corrupt ids of {tuple(corrupt.shape)}; a patch goes from a "
-            "position to the same position, so give both the same (B, T)"
-        )
-
-
 def _cells(
     model: GPT,
-    clean: Tensor,
-    corrupt: Tensor,
+    T: int,
     what: str,
     layers: Sequence[int] | None,
     positions: Sequence[int] | None,
 ) -> tuple[list[int], list[int], list[str]]:
     """Blocks, positions, and the point of each block."""
-    check_pair(clean, corrupt)
     if what not in (*STREAM, *HEADS):
         raise ConfigError(f"what: unknown value {what!r}; {nearest(what, (*STREAM, *HEADS))}")
-    chosen, T = choose_blocks(layers, model), corrupt.shape[1]
+    chosen = choose_blocks(layers, model)
     at = sorted({position(pos, T) for pos in (range(T) if positions is None else positions)})
     if not at:
         raise ConfigError("positions: none is given; give at least one, or None for all")
-    return chosen, at, [locate((HEADS.get(what, what), layer), model.config).point for layer in chosen]
+    return chosen, at, [locate((HEADS.get(what, what), layer), model).point for layer in chosen]
 
 
 def _by_position(

@@ -1,7 +1,7 @@
 """The logit lens: at every depth, the distribution that the model would give if the stream ended there.
 
 The stream at a depth is normalised by `ln_f` and unembedded, as the last depth is (nostalgebraist 2020, "interpreting
-GPT: the logit lens"). A tuned lens (`mainstem.stream.tuned`) maps the stream before that.
+GPT: the logit lens"). A tuned lens (`mainstem.stream.reading.tuned`) maps the stream before that.
 
 Depths are the points of the stream, each tensor once: `blocks.{l}.resid_pre` is labelled `{l}_pre`,
 `blocks.{l}.resid_mid` `{l}_mid`, and `resid_final` `final`. What block l leaves is what block l + 1 reads, so a
@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
+from mainstem.model.gpt import GPT
+from mainstem.model.stack import places
 from mainstem.stream.attribution import Token, token_ids
 from mainstem.stream.decompose import check_normalisation, normalised, positions
+from mainstem.stream.distributions import divergence, log_probabilities
 from mainstem.stream.points import Key, resolve, select
 from mainstem.stream.record import Record
 from mainstem.text.units import pieces
@@ -31,19 +33,18 @@ Map = Callable[[Tensor, str], Tensor]
 """The stream (..., C) and its point -> what is read instead of it, (..., C). A TunedLens is one."""
 
 
-def depths(config: ModelConfig) -> list[str]:
+def depths(model: GPT) -> list[str]:
     """Every point of the stream in the order of the forward pass, each tensor once; `resid_final` is the last."""
-    names = ("resid_pre", "resid_mid") if config.resolved().d_mlp else ("resid_pre",)
-    return [*(f"blocks.{layer}.{name}" for layer in range(config.n_layer) for name in names), LAST]
+    return [*(place.reads for place in places(model)), LAST]
 
 
-def depth(key: Key, config: ModelConfig) -> str:
+def depth(key: Key, model: GPT) -> str:
     """The name among `depths` of a point by any name. Raises ConfigError for one that is not of the stream."""
-    point = resolve(key, config)
+    point = resolve(key, model)
     if point.endswith(".resid_post"):
         after = int(point.split(".")[1]) + 1
-        point = LAST if after == config.n_layer else f"blocks.{after}.resid_pre"
-    if point not in depths(config):
+        point = LAST if after == len(model.blocks) else f"blocks.{after}.resid_pre"
+    if point not in depths(model):
         raise ConfigError(f"points: {point!r} is not a point of the stream; give 'resid_final' or ('resid_mid', 0)")
     return point
 
@@ -51,16 +52,6 @@ def depth(key: Key, config: ModelConfig) -> str:
 def label(point: str) -> str:
     """What one of `depths` is called in a result: `0_pre`, `0_mid`, `final`."""
     return "final" if point == LAST else f"{point.split('.')[1]}_{point.rsplit('_', 1)[1]}"
-
-
-def log_probabilities(logits: Tensor) -> Tensor:
-    """The log-softmax over the last axis; float32, or float64 where the logits are."""
-    return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
-
-
-def divergence(final: Tensor, log_p: Tensor) -> Tensor:
-    """KL(final || p) in nats, (...), of log-probabilities (..., V); what rounding takes below 0 is 0."""
-    return (final.exp() * (final - log_p)).sum(-1).clamp(min=0)
 
 
 def at_once(each: int) -> int:
@@ -102,7 +93,7 @@ class Lens:
     def logits(self, point: Key) -> Tensor:
         """All logits at one depth, (B, T, V); at `resid_final` they are the model's own."""
         with torch.no_grad():
-            record, point = self.record, depth(point, self.record.model.config)
+            record, point = self.record, depth(point, self.record.model)
             if point == LAST:
                 return record.model.unembed(record[LAST])
             return _unembedded(record, record[point], point, self.norm, self.tuned, slice(None))
@@ -112,11 +103,9 @@ class Lens:
 
         Raises ConfigError for a row or position that is not there, or is padding.
         """
-        B, tokenizer = self.token.shape[0], self.record.tokenizer
-        if not -B <= row < B:
-            raise ConfigError(f"row: {row} is out of range; the batch has {B} rows, from 0")
+        tokenizer, (row, first) = self.record.tokenizer, self.record.text(row)
         at = positions(self.record, pos).start
-        if self.record.mask is not None and not self.record.mask[row, at]:
+        if at < first:
             raise ConfigError(f"pos: {pos} of row {row} is padding; choose a later one, or count from -1, backwards")
 
         def token(i: int) -> dict[str, Any]:
@@ -168,17 +157,17 @@ def lens(
     `token_ids` refuses.
     """
     model = record.model
-    config, (B, T) = model.config, record.ids.shape
+    B, T = record.ids.shape
     check_normalisation(norm)
     if top < 1:
         raise ConfigError(f"top: {top} is not possible; it must be at least 1")
-    chosen = depths(config) if points is None else _chosen(points, config)
+    chosen = depths(model) if points is None else _chosen(points, model)
     followed = None if token is None else token_ids(record, token).expand_as(record.ids)
     following = record.ids.long().roll(-1, dims=1)
     with torch.no_grad():
         streams = {point: record[point] for point in {*chosen, LAST}}
         parts: list[list[dict[str, Tensor]]] = []  # by part of the text, by depth
-        for here in _spans(T, B * config.vocab_size):
+        for here in _spans(T, B * model.config.vocab_size):
             own = model.unembed(streams[LAST][:, here])  # (B, t, V)
             final = log_probabilities(own)
             at = own.argmax(-1) if followed is None else followed[:, here]
@@ -187,7 +176,7 @@ def lens(
                 logits = own
                 if point != LAST:
                     logits = _unembedded(record, streams[point][:, here], point, norm, tuned, here)
-                views.append(_view(logits, final, at, following[:, here], min(top, config.vocab_size)))
+                views.append(_view(logits, final, at, following[:, here], min(top, model.config.vocab_size)))
             parts.append(views)
         seen = {
             name: torch.cat([torch.stack([view[name] for view in views]) for views in parts], dim=2)
@@ -206,12 +195,12 @@ def lens(
         )
 
 
-def _chosen(points: str | Iterable[Key], config: ModelConfig) -> list[str]:
+def _chosen(points: str | Iterable[Key], model: GPT) -> list[str]:
     """Some of `depths`, in their order."""
-    wanted = {depth(point, config) for point in select(points, config)}
+    wanted = {depth(point, model) for point in select(points, model)}
     if not wanted:
         raise ConfigError("points: none is named; give at least one, or None for every depth")
-    return [point for point in depths(config) if point in wanted]
+    return [point for point in depths(model) if point in wanted]
 
 
 def _view(logits: Tensor, final: Tensor, token: Tensor, following: Tensor, top: int) -> dict[str, Tensor]:

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from mainstem.config import Sampling
 from mainstem.errors import ConfigError
 from mainstem.generation.decoding import generate_ids
-from mainstem.model.tap import all_points
 from mainstem.stream.capture import capture
-from mainstem.stream.intervene import At, Copies, Intervention, add, locate, mean, resample, set_to, zero
-from mainstem.stream.steering import steering_vector
+from mainstem.stream.change.intervene import At, Copies, Intervention, add, locate, mean, resample, set_to, zero
+from mainstem.stream.change.steering import steering_vector
 from mainstem.text.tokenizer import Bytes
 from models import UNCUT, B, Change, T, build, configs, error, few, normal, record, small, tokens
 
@@ -61,7 +60,7 @@ def test_a_target_is_a_part_of_a_point(target, point, where):
 def test_positions_and_heads_of_a_part_are_all_their_pairs():
     model = build(small(n_head=3))
     x = normal(B, T, 3, 4)
-    spot = locate(At(("k", 0), pos=[0, 2, 5], units=[0, 2]), model.config)
+    spot = locate(At(("k", 0), pos=[0, 2, 5], units=[0, 2]), model)
     changed = spot.changed(x, zero())
     expected = x.clone()
     for pos in (0, 2, 5):
@@ -78,8 +77,8 @@ def test_to_change_nothing_is_the_identity(config):
     model = build(config)
     ids = tokens(config)
     assert torch.equal(model(ids, tap=Intervention(model, {})), model(ids))
-    points = [p for p in all_points(config) if not p.endswith((".mean", ".scale", ".pattern"))]
-    same = Intervention(config, {point: resample(capture(model, ids, points)) for point in points})
+    points = [p for p in model.points() if not p.endswith((".mean", ".scale", ".pattern"))]
+    same = Intervention(model, {point: resample(capture(model, ids, points)) for point in points})
     assert torch.equal(model(ids, tap=same), model(ids))
 
 
@@ -90,7 +89,7 @@ def test_a_block_that_writes_nothing_passes_the_stream_on(residual, data):
     """Law 4, to the bit; of `mix`, in its last block."""
     model = build(data.draw(configs(residual=residual, n_layer=2)))
     ids, block = tokens(model.config), "blocks.1."
-    writes = [block + name for name in ("attn_out", "mlp_out") if block + name in all_points(model.config)]
+    writes = [block + name for name in ("attn_out", "mlp_out") if block + name in model.points()]
     seen = {}
     looks = [(block + name, partial(seen.setdefault, name)) for name in ("resid_pre", "resid_post")]
     model(ids, tap=Intervention(model, [*looks, *((write, zero()) for write in writes)]))
@@ -202,7 +201,7 @@ def test_a_change_at_a_position_is_refused_where_a_cache_is_continued(prompt, po
 )
 def test_a_target_that_is_not_there_is_refused(target, message):
     with pytest.raises(ConfigError, match=message):
-        Intervention(small(), {target: zero()})
+        Intervention(build(small()), {target: zero()})
 
 
 def test_what_does_not_fit_is_refused_with_both_shapes():

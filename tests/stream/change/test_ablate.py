@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from known import induction, periodic
 from mainstem.errors import ConfigError
-from mainstem.stream import rerun
-from mainstem.stream.ablate import ANOTHER_CUT, UNITS, WAYS, ablation
 from mainstem.stream.capture import capture
-from mainstem.stream.intervene import Intervention, mean, resample, zero
+from mainstem.stream.change import rerun
+from mainstem.stream.change.ablate import ANOTHER_CUT, UNITS, WAYS, ablation
+from mainstem.stream.change.intervene import Intervention, mean, resample, zero
 from mainstem.stream.metrics import LogitDifference, Loss, TokenLogit
 from models import ROWS, build, configs, error, few, small, tokens
 
@@ -120,7 +120,7 @@ def test_it_tells_how_far_it_is_and_can_be_stopped(monkeypatch):
         ({"layers": [3]}, "3 is out of range; the model has 3 blocks"),
         ({"layers": []}, "no block among them"),
         ({"how": "resample", "reference": torch.zeros(2, 5, dtype=torch.long)}, r"\(2, 5, 12\) in the other pass"),
-        ({"mask": torch.ones(2, 5, dtype=torch.bool)}, r"\(2, 5\) and that of the ids \(2, 7\)"),
+        ({"mask": torch.ones(2, 5, dtype=torch.bool)}, r"\(2, 5\) for ids of \(2, 7\)"),
         ({"metric": lambda logits: logits.sum()}, "a number for each row"),
     ],
 )

@@ -15,13 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mainstem.errors import ConfigError, DataError
+from mainstem.errors import ConfigError
 from mainstem.model.attention import View
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.tap import Recorder, Scope
-from mainstem.stream.intervene import Copies, Intervention
-from mainstem.stream.metrics import AtPosition, Metric, checked, measured, position
+from mainstem.stream.change.intervene import Copies, Intervention
+from mainstem.stream.ids import Ids, padded
+from mainstem.stream.metrics import AtPosition, Metric, checked, measured
+from mainstem.stream.points import position
 from mainstem.stream.record import Record
 
 ROOM = 1024
@@ -29,17 +31,12 @@ ROOM = 1024
 longer runs alone."""
 
 
-def recorded(model: GPT, ids: Tensor, points: Iterable[str], mask: Tensor | None = None) -> Record:
-    """One pass of ids, (B, T), in evaluation mode and without gradients, recorded at points by our names.
+def recorded(model: GPT, ids: Ids, points: Iterable[str], mask: Tensor | None = None) -> Record:
+    """One pass in evaluation mode and without gradients, recorded at points by our names.
 
-    Raises DataError for no ids and for one outside the vocabulary, ConfigError for a mask of another shape.
+    Raises what `padded` refuses.
     """
-    if ids.numel() == 0:
-        raise DataError(f"ids of shape {tuple(ids.shape)} hold no token; give at least one")
-    if not 0 <= int(ids.min()) <= int(ids.max()) < model.config.vocab_size:
-        raise DataError(f"token id {int(ids.max())} is outside 0..{model.config.vocab_size - 1}; another tokenizer's?")
-    if mask is not None and mask.shape != ids.shape:
-        raise ConfigError(f"mask: its shape is {tuple(mask.shape)} and that of the ids {tuple(ids.shape)}; give (B, T)")
+    ids, mask = padded(model, ids, mask)
     tap = Recorder(points)
     with torch.no_grad(), evaluating(model):
         model.stream(ids, mask=mask, tap=tap)
@@ -81,7 +78,7 @@ class Rerun:
         points: what else is recorded.
     """
 
-    def __init__(self, model: GPT, ids: Tensor, metric: Metric, mask: Tensor | None = None, points: Iterable[str] = ()):
+    def __init__(self, model: GPT, ids: Ids, metric: Metric, mask: Tensor | None = None, points: Iterable[str] = ()):
         inside = ("resid_pre", "attn.k", "attn.v")
         kept = [f"blocks.{index}.{name}" for index in range(len(model.blocks)) for name in inside]
         self.model, self.metric = model, metric

@@ -1,0 +1,67 @@
+"""Paths: whether a fixed matrix leads from what one part writes to what another reads, and what lies between if not."""
+
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from mainstem.circuits.weights import Reader, Writer, readers, writers
+from mainstem.errors import ConfigError
+from mainstem.model.gpt import GPT
+from mainstem.model.norms import Norm
+from mainstem.model.stack import places
+from mainstem.model.sublayer import Constant
+
+
+class NoPath(ConfigError):
+    """No fixed matrix leads from a writer to a reader."""
+
+    def __init__(self, writer: Writer, reader: Reader, cause: str):
+        super().__init__(f"{writer.label} -> {reader.label}: no virtual weights, for {cause}")
+        self.cause = cause
+        """What lies between them; the same for all that it parts."""
+
+
+def check_path(model: GPT, writer: Writer, reader: Reader) -> float:
+    """The number by which the stream multiplies a write until the reader reads it: the product of the skips between.
+
+    Raises NoPath, with the cause, where no fixed matrix leads from one to the other: the reader does not come after the
+    writer, a norm over the sum (`ln_add`) lies between, or a skip of 0 does.
+    """
+    if reader.place <= writer.place:
+        raise NoPath(writer, reader, f"{reader.label} reads before {writer.label} has written")
+    product = 1.0
+    for place, at in enumerate(itertools.islice(places(model), reader.place)):
+        join, name = at.join, at.name
+        if place > writer.place:
+            product *= join.skip.value if isinstance(join.skip, Constant) else 1.0
+            if product == 0:
+                raise NoPath(writer, reader, f"{name}.skip is 0 and ends what was in the stream")
+        if place >= writer.place and isinstance(join.ln_add, Norm):
+            raise NoPath(
+                writer,
+                reader,
+                f"{name}.ln_add, a norm over the stream itself, lies between; "
+                "rows without ln_add have them (pre, sandwich, reordered, none and others)",
+            )
+    return product
+
+
+def by_cause(causes: Mapping[Any, str], what: str) -> list[str]:
+    """One line for each cause: how many things lack a path for it, `3 of 6 pairs of blocks lack a path, for ...`."""
+    return [f"{count} {what}, for {cause}" for cause, count in Counter(causes.values()).items()]
+
+
+def mean_is_read(model: GPT) -> bool:
+    """Whether the mean of what a head writes may reach anyone.
+
+    It reaches nobody where all the readers centre that heads have a path to, as with LayerNorm in `pre`.
+    """
+    written, reached = writers(model), []
+    for target in {reader.place: reader for reader in readers(model).values()}.values():  # of one place all are alike
+        for layer in range(len(model.blocks)):
+            with contextlib.suppress(NoPath):
+                check_path(model, written[f"L{layer}H0"], target)
+                reached.append(target)
+    return not reached or not all(target.centres for target in reached)

@@ -1,0 +1,93 @@
+"""`mainstem circuits contexts RUN UNIT`: where in the held-out text one head or neuron does most."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
+
+from mainstem.cli.opened import Opening, finish, held_out, in_json, open_model, piece
+from mainstem.cli.parse import Positional, parse
+from mainstem.cli.screen import Screen
+from mainstem.cli.signals import stoppable
+from mainstem.errors import UserError
+from mainstem.text import units
+from mainstem.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mainstem.circuits.contexts import Context
+
+UNIT = re.compile(r"L(\d+)([HN])(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contexts(Opening):
+    """Where in the held-out text a head writes most, and what it reads there, or a neuron is most active."""
+
+    unit: Annotated[Positional[str], arg(metavar="UNIT")]
+    """A head, L1H3, or a neuron, L0N17."""
+    data: str | None = None
+    """A prepared folder; without it, the run's own text."""
+    windows: int = 64
+    """Windows of it that are read, at most."""
+    top: int = 10
+    """Places that are shown."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, read, print."""
+    command = parse(Contexts, "circuits contexts", argv)
+    screen = Screen(command.json)
+    match = UNIT.fullmatch(command.unit)
+    if match is None:
+        raise UserError(f"unit: {command.unit!r} is neither a head, L1H3, nor a neuron, L0N17")
+    model, tokenizer = open_model(command, screen)
+    from mainstem.circuits.contexts import head_contexts, neuron_contexts
+
+    read = 0
+
+    def counted(windows: Iterator["Tensor"]) -> Iterator["Tensor"]:
+        nonlocal read
+        for read, window in enumerate(windows, start=1):  # noqa: B007
+            yield window
+
+    strongest, what = (head_contexts, "length of its write") if match[2] == "H" else (neuron_contexts, "activation")
+    with stoppable() as check:
+        windows = counted(held_out(command.run, command.data, model, tokenizer, command.windows, check))
+        found = strongest(model, windows, int(match[1]), int(match[3]), command.top)
+    screen.say(f"{command.unit}: its strongest contexts in {read} windows, by {what}")
+    for context in found:
+        source = context.source
+        reads = "" if source is None else f"  reads {piece(tokenizer, source.token)} ({source.attention:.2f})"
+        screen.say(f"  {context.value:8.3f}  {_marked(context, tokenizer)}{reads}")
+    rows = [_row(context, tokenizer) for context in found]
+    arrays = {name: [getattr(context, name) for context in found] for name in ("value", "window", "position")}
+    finish(command, screen, {"unit": command.unit, "windows": read, "contexts": rows, "notes": []}, lambda: arrays)
+
+
+def _row(context: "Context", tokenizer: Tokenizer) -> dict[str, object]:
+    """A place as a program reads it."""
+    source = context.source
+    read = None
+    if source is not None:
+        (token,) = in_json(tokenizer, [source.token])
+        read = {"position": source.position, "token": token, "attention": source.attention}
+    return {
+        "value": context.value,
+        "window": context.window,
+        "position": context.position,
+        "start": context.start,
+        "tokens": in_json(tokenizer, context.ids),
+        "source": read,
+    }
+
+
+def _marked(context: "Context", tokenizer: Tokenizer) -> str:
+    """The tokens around a place, with the place in brackets, in at most 48 columns around it."""
+    shown = [units.shown(text) for text in units.pieces(tokenizer, context.ids)]
+    at = context.position - context.start
+    before, after = "".join(shown[:at]), "".join(shown[at + 1 :])
+    return f"{units.tail(before, 24)}[{shown[at]}]{units.clip(after, 20)}".replace("␣", " ")

@@ -1,0 +1,106 @@
+"""`mainstem inspect flow RUN "prompt"`: what attention moves from token to token, or from word to word."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mainstem.cli.opened import Captured, ending, finish, in_json, open_trace
+from mainstem.cli.parse import parse
+from mainstem.cli.screen import Screen
+from mainstem.text import units
+from mainstem.text.units import Unit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COLUMNS = 7
+"""Units whose matrix stands on 80 columns of a terminal."""
+CELL = 14
+"""Columns of a unit's text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow(Captured):
+    """Which word reads which, in each block, and through which head; and what it comes to over all blocks."""
+
+    layer: int | None = None
+    """One block; without it all."""
+    weighting: Literal["pattern", "value"] = "pattern"
+    """Attention weights, or the lengths of the vectors that they move."""
+    by: Literal["token", "word"] = "word"
+    """From token to token, or from word to word: the tokens of a word are summed where it is read, averaged where it
+    reads."""
+    top: int = 8
+    """Moves that are shown of each block, other than from a word to itself."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, capture, print."""
+    command = parse(Flow, "inspect flow", argv)
+    screen = Screen(command.json)
+    trace = open_trace(command, screen)
+    tokenizer, ids = trace.tokenizer, trace.ids[0].tolist()
+    assert tokenizer is not None
+    import torch
+
+    from mainstem.stream.reading.flow import flow, grouped, joins, moved, rollout
+
+    each = units.words(tokenizer, ids)
+    if command.by == "token":
+        each = [Unit(text, at, at + 1) for at, text in enumerate(units.pieces(tokenizer, ids))]
+    layers = [joins(trace, 0 if command.layer is None else command.layer)[0].layer]
+    if command.layer is None:
+        layers = list(range(len(trace.model.blocks)))
+    texts = [units.shown(unit.text.strip(" ") or unit.text) for unit in each]
+    names = [f"{at} {units.clip(text, CELL)}" for at, text in enumerate(texts)]
+    what = "attention weight" if command.weighting == "pattern" else "length of what is moved"
+    screen.say(ending(f"{what} from {command.by} to {command.by} of", command.prompt))
+    rows: list[dict[str, Any]] = []
+    by_head, by_block = [], []
+    for layer in layers:
+        heads = flow(trace, layer, command.weighting)[0]  # (H, T, T)
+        block = heads.mean(0) if command.weighting == "pattern" else moved(trace, layer)[0]
+        by_head.append(grouped(heads, each))
+        by_block.append(grouped(block, each))
+        found = _strongest(by_head[-1], command.top)
+        rows += [
+            {"label": f"L{layer}H{head}", "from": key, "to": query, "value": value} for head, query, key, value in found
+        ]
+        if len(each) <= COLUMNS:
+            _matrix(f"block {layer}, all heads", by_block[-1], names, screen)
+        moves = [[names[key], names[query], f"L{layer}H{head}", f"{value:.3f}"] for head, query, key, value in found]
+        screen.table((f"block {layer}: from", "to", "head", command.weighting), moves)
+    rolled = grouped(rollout(trace)[-1, 0], each)  # (U, U)
+    last = rolled[-1].topk(min(4, len(each)))
+    parts = zip(last.indices.tolist(), last.values.tolist(), strict=True)
+    ends = ", ".join(f"{names[at]} ({share:.2f})" for at, share in parts)
+    screen.say(f"rollout over all blocks, of {names[-1]}:\n  {ends}")
+    result = {
+        "tokens": in_json(tokenizer, ids),
+        "units": [unit._asdict() for unit in each],
+        "weighting": command.weighting,
+        "layers": layers,
+        "together": [block.tolist() for block in by_block],
+        "rollout": rolled.tolist(),
+        "rows": rows,
+    }
+    arrays = {"heads": torch.stack(by_head), "together": torch.stack(by_block), "rollout": rolled}
+    finish(command, screen, result, lambda: arrays | {"layers": layers, "units": [unit.text for unit in each]})
+
+
+def _strongest(heads: "Tensor", count: int) -> list[tuple[int, int, int, float]]:
+    """The largest (head, to, from, value) of (H, U, U), none from a unit to itself or from a later one."""
+    H, U, _ = heads.shape
+    earlier = heads.new_ones(U, U).tril(-1)
+    values, order = (heads * earlier).flatten().topk(min(count, H * U * (U - 1) // 2))
+    found = zip(order.tolist(), values.tolist(), strict=True)
+    return [(at // (U * U), at // U % U, at % U, value) for at, value in found]
+
+
+def _matrix(title: str, matrix: "Tensor", names: list[str], screen: Screen) -> None:
+    """To each unit, a row, from each earlier one, a column."""
+    rows = [
+        [name, *(f"{value:.2f}" if key <= query else None for key, value in enumerate(row))]
+        for query, (name, row) in enumerate(zip(names, matrix.tolist(), strict=True))
+    ]
+    screen.table((title, *(units.clip(name, 6) for name in names)), rows)

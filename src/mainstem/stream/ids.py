@@ -1,0 +1,70 @@
+"""Ids as they are given: a tensor, rows of any lengths, or texts; and as a pass reads them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mainstem.errors import ConfigError, DataError
+from mainstem.model.gpt import GPT
+
+if TYPE_CHECKING:
+    from mainstem.text.tokenizer import Tokenizer
+
+Ids = Tensor | Sequence[Sequence[int]] | str | Sequence[str]
+"""(B, T); rows of ids, of any lengths; or texts, where there is a tokenizer."""
+
+
+def padded(
+    model: GPT, ids: Ids, mask: Tensor | None = None, tokenizer: "Tokenizer | None" = None
+) -> tuple[Tensor, Tensor | None]:
+    """Ids (B, T) on the model's device, and a mask (B, T) if rows were padded, on the left.
+
+    Raises DataError for a text without a tokenizer, an id outside the vocabulary and a row without tokens, ConfigError
+    for a mask of another shape or with padding that is not on the left.
+    """
+    device, V = model.wte.weight.device, model.config.vocab_size
+    if not isinstance(ids, Tensor):
+        rows = [_row(row, tokenizer) for row in ([ids] if isinstance(ids, str) else ids)]
+        T = max(map(len, rows), default=0)
+        if min(map(len, rows), default=0) == 0:
+            raise DataError("a prompt has no tokens; give each at least one")
+        if any(len(row) < T for row in rows):
+            mask = torch.tensor([[i >= T - len(row) for i in range(T)] for row in rows])
+        ids = torch.tensor([[0] * (T - len(row)) + row for row in rows])
+    if ids.ndim != 2 or ids.is_floating_point() or ids.numel() == 0:
+        raise DataError(f"ids of shape {tuple(ids.shape)} and {ids.dtype}; give whole numbers, (B, T), at least one")
+    for i in (int(ids.min()), int(ids.max())):
+        if not 0 <= i < V:
+            raise DataError(f"token id {i} is outside 0..{V - 1}; is it another tokenizer's?")
+    if mask is not None:
+        mask = mask.bool().to(device)
+        if mask.shape != ids.shape:
+            raise ConfigError(f"a mask of shape {tuple(mask.shape)} for ids of {tuple(ids.shape)}; give one of theirs")
+        if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
+            raise ConfigError("mask: padding must stand on the left of each row; move it there, or give lists of ids")
+    return ids.to(device), mask
+
+
+def _row(row: str | Sequence[int], tokenizer: "Tokenizer | None") -> list[int]:
+    if not isinstance(row, str):
+        return [int(i) for i in row]
+    if tokenizer is None:
+        raise DataError(f"{row!r} is a text, and there is no tokenizer for it; give ids, or tokenizer=")
+    return tokenizer.encode(row)
+
+
+def paired(model: GPT, clean: Ids, corrupt: Ids, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A clean and a corrupted batch, (B, T) both, and the mask of both.
+
+    Raises ConfigError unless each row has as many tokens on both sides, and what `padded` refuses.
+    """
+    (one, left), (other, right) = padded(model, clean, mask), padded(model, corrupt, mask)
+    alike = one.shape == other.shape and (left is None) == (right is None)
+    if not alike or (left is not None and right is not None and not left.equal(right)):
+        raise ConfigError(
+            f"clean ids of shape {tuple(one.shape)} and corrupt ids of {tuple(other.shape)}; a patch goes from a "
+            "position to the same position, so give both rows of the same lengths"
+        )
+    return one, other, left

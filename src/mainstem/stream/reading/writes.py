@@ -1,0 +1,79 @@
+"""How much each branch writes to the stream, and how large the stream is where it is read."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mainstem.model.stack import places
+from mainstem.stream.record import Record
+
+
+@dataclass(frozen=True)
+class Write:
+    """What one branch added to the stream, token by token; each tensor is (B, T)."""
+
+    label: str
+    length: Tensor
+    """Norm of the write."""
+    ratio: Tensor
+    """That over the norm of the stream which the branch read, before any skip; 0 where that stream is 0."""
+    cosine: Tensor
+    """To that stream: above 0 the write amplifies, below it erases; 0 where one of the two is 0."""
+    means: dict[str, float]
+    """Of each of the three over the tokens, padding left out."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """The stream at one point, token by token; each tensor is (B, T)."""
+
+    point: str
+    norm: Tensor
+    mean: Tensor
+    """Over the width."""
+    std: Tensor
+    """Over the width, dividing by C, as a LayerNorm does."""
+    means: dict[str, float]
+    """Of each of the three over the tokens, padding left out."""
+
+
+def writes(record: Record) -> list[Write]:
+    """A row for what each branch wrote, in the order of the forward pass."""
+    rows = []
+    for place in places(record.model):
+        stream, write = wide(record[place.reads]), wide(record[place.write])
+        length, read = write.norm(dim=-1), stream.norm(dim=-1)
+        values = {
+            "length": length,
+            "ratio": over(length, read),
+            "cosine": over((write * stream).sum(-1), length * read),
+        }
+        rows.append(Write(place.label, **values, means=_means(record, values)))
+    return rows
+
+
+def levels(record: Record) -> list[Level]:
+    """A row for the stream at each point where a branch reads it, and one for `resid_final`."""
+    rows = []
+    for point in [*(place.reads for place in places(record.model)), "resid_final"]:
+        stream = wide(record[point])
+        std, mean = torch.std_mean(stream, dim=-1, correction=0)
+        values = {"norm": stream.norm(dim=-1), "mean": mean, "std": std}
+        rows.append(Level(point, **values, means=_means(record, values)))
+    return rows
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32, or wider if it was: sums of bfloat16 have three digits."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def over(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, and 0 where the whole is 0."""
+    return torch.where(whole > 0, part / whole.where(whole > 0, 1), 0)
+
+
+def _means(record: Record, values: dict[str, Tensor]) -> dict[str, float]:
+    real = torch.ones_like(record.ids, dtype=torch.bool) if record.mask is None else record.mask.bool()
+    return {name: value[real].mean().item() for name, value in values.items()}
