@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -60,7 +62,7 @@ def test_an_exception_between_files_leaves_what_was_there(whole, stop):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
 def test_a_full_disk_between_files_leaves_nothing_and_says_so(tmp_path, number):
     final = tmp_path / "deep" / "folder"
-    with pytest.raises(TrainingFailed, match=r"folder: no room .*MB free.*nothing half-written.*--out") as raised:
+    with pytest.raises(TrainingFailed, match=r"folder: no room .*MB free.*half-written.*another disk") as raised:
         make(final, OSError(number, "no room"))
     assert raised.value.exit_code == 1
     assert list((tmp_path / "deep").iterdir()) == []
@@ -198,3 +200,23 @@ def test_a_json_file_that_cannot_be_read_is_named(tmp_path, content, said):
         (tmp_path / "f.json").write_bytes(content)
     with pytest.raises(RunError, match=rf"f\.json: .*{said}"):
         durable.read_json(tmp_path / "f.json")
+
+
+def test_only_files_are_replaced(tmp_path):
+    """A device, a pipe or a folder of that name stays what it is; behind a link it is the target that is written."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(RunError, match="not a file"):
+            durable.write_bytes(path, b"x")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    durable.write_bytes(tmp_path / "link", b"x")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"x"
+
+
+def test_json_for_a_stream_that_is_not_utf8_loses_nothing():
+    value = {"text": "보았다"}
+    assert json.loads(durable.to_json(value, encoding="ascii")) == value
+    assert durable.to_json(value, encoding="ascii").isascii()
+    assert "보았다" in durable.to_json(value, encoding="UTF-8")

@@ -39,12 +39,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def to_json(value: Any, indent: int | None = 1) -> str:
-    """JSON in UTF-8 with keys in their own order and non-finite numbers as null.
+def to_json(value: Any, indent: int | None = 1, encoding: str = "utf-8") -> str:
+    """JSON with keys in their own order and non-finite numbers as null; for what is not UTF-8, in ASCII with escapes.
 
     Half a UTF-16 pair, which stands in a file name that the system's locale cannot read, is escaped.
     """
-    text = json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    unicode = encoding.lower().replace("-", "") == "utf8"
+    text = json.dumps(plain(value), indent=indent, ensure_ascii=not unicode, allow_nan=False)
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -74,10 +75,19 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file in one step. Raises RunError if its folder is not there."""
+def replaceable(path: Path) -> Path:
+    """The path behind links, to be written to. Raises RunError where something else stands, or there is no folder."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path}: it is there and is not a file; give the name of a file")
     if not path.parent.is_dir():
         raise RunError(f"{path.parent}: no such folder; make it first")
+    return path
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace a file in one step. Raises RunError as `replaceable` does, TrainingFailed on a full disk."""
+    path = replaceable(path)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     with room_for(path):
         try:
@@ -100,7 +110,7 @@ def room_for(path: Path) -> Iterator[None]:
         free = shutil.disk_usage(path.parent).free
         raise TrainingFailed(
             f"{path}: no room to write it ({error.strerror}; {free / 1e6:,.0f} MB free), and nothing half-written is "
-            "left; free some space, or choose another disk with --out"
+            "left; free some space, or choose another disk"
         ) from None
 
 

@@ -54,7 +54,7 @@ def test_its_help_lists_the_questions(mainstem):
     [
         (["inspct"], "bench: unknown question 'inspct'; did you mean 'inspect'?"),
         (["inspect", "--preset", "gtp2"], "did you mean 'gpt2'?"),
-        (["inspect", "--preset", "tiny"], "tokens: 256 is not possible; give 2 to 64, the context of tiny"),
+        (["inspect", "--preset", "tiny", "--tokens", "99"], "tokens: 99 is not possible; give 2 to 64, the context of"),
         ([*LINE[1:-1], "0"], "rounds: 0 is not possible; give at least 1"),
     ],
 )

@@ -1,5 +1,7 @@
 """Capture: what was chosen, within a budget, of any batch, during generation, with gradients."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -217,3 +219,63 @@ def test_texts():
     assert trace.ids.tolist() == [[0, 97, 98], [99, 100, 101]]
     assert trace.mask.tolist() == [[False, True, True], [True, True, True]]
     assert "2 x 3 tokens" in repr(trace)
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (lambda logits: logits, "(2, 7, 11)"),
+        (lambda logits: 1.0, "float"),
+        (lambda logits: logits.detach()[:, -1, 3], "no gradient"),
+    ],
+)
+def test_what_is_no_metric_is_refused(metric, words):
+    with pytest.raises(ConfigError) as caught:
+        capture(build(small()), tokens(small()), metric=metric)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [[1.7, 2.2]], None, torch.ones(1, 2, dtype=torch.bool), [["a"]]])
+def test_what_is_no_row_of_ids_is_refused(ids):
+    with pytest.raises(DataError):
+        capture(build(small()), ids)
+
+
+def test_small_whole_numbers_are_ids():
+    model, ids = build(small()), tokens(small())
+    assert torch.equal(capture(model, ids.to(torch.uint8)).logits, model(ids))
+
+
+def test_a_copy_of_a_trace_answers():
+    """It holds a copy of the model, whose writes are counted anew."""
+    trace = copy.deepcopy(capture(build(small()), tokens(small())))
+    assert trace.decompose(by="head").closing_error < 1e-10
+    with torch.no_grad():
+        trace.model.wte.weight.zero_()
+    with pytest.raises(ConfigError, match="changed"):
+        trace.decompose()
+
+
+def test_within_inference_mode():
+    model, ids = build(small()), tokens(small())
+    with torch.inference_mode():
+        trace = capture(model, ids)
+        graded = capture(model, ids, metric=lambda logits: logits[:, -1, 3])
+        inside = build(small())  # its parameters are inference tensors
+        assert capture(inside, ids).decompose().closing_error < 1e-10
+    assert torch.equal(trace.logits, model(ids))
+    assert graded.gradient("resid_final").abs().max() > 0
+
+
+def test_a_generation_gives_the_last_norm_too():
+    model = build(small())
+    trace = capture_generation(model, None, [1, 2, 3], ["ln_f.scale"], max_new_tokens=4)
+    assert error(trace["ln_f.scale"], capture(model, trace.ids)["ln_f.scale"]) < 1e-10
+
+
+@pytest.mark.parametrize("key", [3, None, ["resid_post", 0], ()])
+def test_what_is_no_name_is_refused(key):
+    trace = capture(build(small()), tokens(small()))
+    assert key not in trace
+    with pytest.raises(ConfigError):
+        trace[key]

@@ -94,5 +94,5 @@ def _failed(argv: list[str], message: str, code: int, facts: Mapping[str, object
     if "--json" in argv:
         from mainstem.durable import to_json
 
-        print(to_json({**facts, "error": message, "exit_code": code}))
+        print(to_json({**facts, "error": message, "exit_code": code}, encoding=sys.stdout.encoding or "utf-8"))
     return code

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 LINE = 80
 """Columns of a terminal."""
+LEAST = {"top": 1, "steps": 1, "batch_size": 1, "held_out": 1, "windows": 1, "sequences": 1, "seed": 0}
+MOST = 1_000_000
+"""What the numbers of the questions may be, where they have these flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,15 @@ class Output:
     """One object on stdout."""
     npz: str | None = None
     """Also write the arrays to this .npz file."""
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            value = getattr(self, name, None)
+            if value is not None and not least <= value <= MOST:
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag} {value} is not possible; give {least} to {MOST:,}")
+        if self.npz is not None:  # before anything is computed
+            durable.replaceable(Path(self.npz))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +60,6 @@ class Opening(Output):
     """cpu, cuda, cuda:1, mps, auto."""
     dtype: Literal["float32", "float64"] = "float32"
     """float64 for the last digits."""
-
-    def __post_init__(self) -> None:
-        top = getattr(self, "top", 1)  # most questions show the strongest of many rows
-        if top < 1:
-            raise UserError(f"top: {top} is not possible; show at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +76,11 @@ class Captured(Prompt):
 
     budget: float = 4.0
     """GB that the capture may take."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.budget < 1e6:
+            raise UserError(f"--budget {self.budget} is not possible; give gigabytes, above 0")
 
 
 def alone(command: Any, flag: str, *others: str) -> None:

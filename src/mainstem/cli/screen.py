@@ -39,7 +39,7 @@ class Screen:
     def result(self, value: Any) -> None:
         """The one object of --json; nothing without it."""
         if self.json:
-            print(to_json(value))
+            print(to_json(value, encoding=sys.stdout.encoding or "utf-8"))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Columns in plain text: words to the left, numbers to the right."""

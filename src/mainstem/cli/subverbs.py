@@ -11,7 +11,7 @@ def choose(verb: str, about: str, table: Mapping[str, str], argv: Sequence[str])
     if not argv or argv[0] in ("-h", "--help"):
         lines = "\n".join(f"  {name:<13}{what}" for name, what in table.items())
         print(f"usage: mainstem {verb} QUESTION ...\n\n{about}\n\n{lines}\n")
-        print(f"mainstem {verb} QUESTION --help   its arguments; --json gives one object on stdout")
+        print(f"mainstem {verb} QUESTION --help   its arguments\n--json   one object on stdout")
         return
     if argv[0] not in table:
         raise UserError(f"{verb}: unknown question {argv[0]!r}; {nearest(argv[0], table)}")

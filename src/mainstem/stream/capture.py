@@ -13,7 +13,7 @@ from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.tap import Recorder
 from mainstem.stream.ids import Ids, padded
-from mainstem.stream.metrics import Metric
+from mainstem.stream.metrics import Metric, checked
 from mainstem.stream.points import BUDGET, Key, select, size
 from mainstem.stream.trace import Trace
 
@@ -88,11 +88,11 @@ def capture(
     B, T = ids.shape
     _within(budget, estimate(model, kept, B, T, gradients=metric is not None))
     tap: Recorder = Recorder(kept) if metric is None else _Differentiable(kept)
-    with evaluating(model), torch.set_grad_enabled(metric is not None):
+    with torch.inference_mode(False), evaluating(model), torch.set_grad_enabled(metric is not None):
         final = model.stream(ids, mask=mask, tap=tap)
         if any(point.startswith("ln_f.") for point in kept):
             model.ln_f(final, tap)
-        gradients = {} if metric is None else _gradients(metric(model.unembed(final)), tap.values, kept)
+        gradients = {} if metric is None else _gradients(checked(metric(model.unembed(final)), B), tap.values, kept)
     values = {point: _alone(tap.values[point].detach()) for point in kept}
     return Trace(model, ids, mask, values, tokenizer, gradients)
 
@@ -118,6 +118,8 @@ class _Differentiable(Recorder):
 
 def _gradients(metric: Tensor, values: dict[str, Tensor], points: Sequence[str]) -> dict[str, Tensor]:
     wanted = [point for point in points if not point.endswith((".mean", ".scale"))]
+    if not metric.requires_grad:
+        raise ConfigError("metric: it has no gradient; compute it from the logits, without detaching them")
     found = torch.autograd.grad(metric.sum(), [values[point] for point in wanted], allow_unused=True)
     return {
         point: torch.zeros_like(values[point]) if gradient is None else gradient
@@ -169,7 +171,8 @@ def capture_generation(
     length = first.shape[1] + max_new_tokens - 1
     if length > model.config.n_ctx:
         raise ConfigError(f"{length} positions do not fit n_ctx {model.config.n_ctx}; lower max_new_tokens")
-    kept = [point for point in kept if not point.startswith("ln_f.")]  # it reads the last position alone
+    if any(point.startswith("ln_f.") for point in kept):  # it reads the last position alone, each time
+        kept = [*(point for point in kept if not point.startswith(("ln_f.", "resid_final"))), "resid_final"]
     _within(budget, estimate(model, kept, 1, length))
     tap = _Growing(kept)
     chunks = generation(

@@ -188,6 +188,8 @@ def check_normalisation(norm: str) -> None:
 
 def positions(record: Record, pos: Positions) -> slice:
     """The positions as a range. Raises ConfigError for one that the text does not have."""
+    if not isinstance(pos, int | slice | None):
+        raise ConfigError(f"pos: {pos!r} is not a position; give a number, a slice, or None for all")
     if not isinstance(pos, int):
         here, T = slice(None) if pos is None else pos, record.ids.shape[1]
         if not range(T)[here]:

@@ -1,5 +1,6 @@
 """Ids as they are given: a tensor, rows of any lengths, or texts; and as a pass reads them."""
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,14 +27,18 @@ def padded(
     """
     device, V = model.wte.weight.device, model.config.vocab_size
     if not isinstance(ids, Tensor):
-        rows = [_row(row, tokenizer) for row in ([ids] if isinstance(ids, str) else ids)]
+        listed = [ids] if isinstance(ids, str) else ids
+        if not isinstance(listed, Sequence):
+            raise DataError(f"{listed!r} is neither ids nor texts; give a tensor (B, T), rows of ids, or texts")
+        rows = [_row(row, tokenizer) for row in listed]
         T = max(map(len, rows), default=0)
         if min(map(len, rows), default=0) == 0:
             raise DataError("a prompt has no tokens; give each at least one")
         if any(len(row) < T for row in rows):
             mask = torch.tensor([[i >= T - len(row) for i in range(T)] for row in rows])
         ids = torch.tensor([[0] * (T - len(row)) + row for row in rows])
-    if ids.ndim != 2 or ids.is_floating_point() or ids.numel() == 0:
+    whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+    if ids.ndim != 2 or not whole or ids.numel() == 0:
         raise DataError(f"ids of shape {tuple(ids.shape)} and {ids.dtype}; give whole numbers, (B, T), at least one")
     for i in (int(ids.min()), int(ids.max())):
         if not 0 <= i < V:
@@ -44,12 +49,15 @@ def padded(
             raise ConfigError(f"a mask of shape {tuple(mask.shape)} for ids of {tuple(ids.shape)}; give one of theirs")
         if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
             raise ConfigError("mask: padding must stand on the left of each row; move it there, or give lists of ids")
-    return ids.to(device), mask
+    return ids.to(device, torch.long), mask
 
 
 def _row(row: str | Sequence[int], tokenizer: "Tokenizer | None") -> list[int]:
     if not isinstance(row, str):
-        return [int(i) for i in row]
+        try:
+            return [operator.index(i) for i in row]
+        except TypeError:
+            raise DataError(f"{row!r} is not a row of ids; give whole numbers, or a text") from None
     if tokenizer is None:
         raise DataError(f"{row!r} is a text, and there is no tokenizer for it; give ids, or tokenizer=")
     return tokenizer.encode(row)

@@ -84,6 +84,8 @@ def resolve(key: Key, model: GPT) -> str:
 def _spell(key: Key, model: GPT) -> str:
     if isinstance(key, tuple):
         return _spell_tuple(key, model)
+    if not isinstance(key, str):
+        raise ConfigError(f"point: {key!r} is not a name; give ('resid_post', 3) or 'blocks.3.resid_post'")
     glued = _GLUED.fullmatch(key)
     if glued is not None:
         return _spell_tuple((glued[1], int(glued[2]), glued[3]), model)
@@ -98,7 +100,7 @@ def _spell(key: Key, model: GPT) -> str:
 
 
 def _spell_tuple(key: tuple[str | int | None, ...], model: GPT) -> str:
-    name, layer, part = (*key, None, None)[:3]
+    name, layer, part = (*key, None, None, None)[:3]
     if not (isinstance(name, str) and isinstance(layer, int | None) and isinstance(part, str | None) and len(key) <= 3):
         raise ConfigError(f"point: {key!r} is not a name; give ('resid_post', 3) or 'blocks.3.resid_post'")
     if layer is None:

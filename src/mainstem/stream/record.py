@@ -6,7 +6,7 @@ point that it does not hold is computed again, by the block itself, when somebod
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -39,6 +39,10 @@ class Record:
     ):
         self._model, self._versions = model, _versions(model)
         self.ids, self.mask, self.values, self.tokenizer = ids, mask, dict(values), tokenizer
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._versions = _versions(self._model)  # a copy of the model counts anew
 
     @property
     def model(self) -> GPT:
@@ -157,4 +161,5 @@ def _versions(model: GPT) -> list[tuple[int, torch.dtype, bytes]]:
     """
     parameters = list(model.parameters())
     firsts = torch.stack([parameter.detach().flatten()[0].float() for parameter in parameters]).cpu().numpy()
-    return [(p._version, p.dtype, first.tobytes()) for p, first in zip(parameters, firsts, strict=True)]
+    counts = [0 if p.is_inference() else p._version for p in parameters]
+    return [(count, p.dtype, f.tobytes()) for count, p, f in zip(counts, parameters, firsts, strict=True)]

@@ -70,6 +70,8 @@ class Trace(Record):
         tuned: TunedLens | None = None,
     ) -> lenses.Lens:
         """What the model would say at every depth; `tuned` reads each depth through its own map."""
+        if tuned is not None:
+            tuned.check(self.model)
         return lenses.lens(self, token, norm, points, top, tuned)
 
     def project(

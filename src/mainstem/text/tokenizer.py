@@ -266,7 +266,8 @@ def _refuse_surrogates(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"character {error.start} is {text[error.start]!r}, half of a UTF-16 pair, which no text can hold alone; "
-            "the text was cut or wrongly decoded"
-        ) from None
+        found = text[error.start]
+        what = "half of a UTF-16 pair, which no text can hold alone"
+        if "\udc80" <= found <= "\udcff":  # how Python keeps a byte of an argument that it could not decode
+            what = f"the byte {ord(found) - 0xDC00:#04x}, which is not UTF-8 here"
+        raise DataError(f"character {error.start} is {what}; the text was cut or wrongly decoded") from None

@@ -133,3 +133,15 @@ def test_what_cannot_be_ablated_is_refused(options, message):
 def test_a_model_without_mlps_has_no_neurons():
     with pytest.raises(ConfigError, match="have no neuron"):
         ablation(build(small(d_mlp=0)), tokens(small()), TokenLogit(3), "neuron", layers=[0])
+
+
+def test_a_masked_reference_is_read_with_its_mask():
+    """Given as ids it is what it is as a record: padding is no token of it."""
+    model = build(small())
+    two = torch.tensor([[0, 0, 0, 5, 6, 7], [1, 2, 3, 4, 5, 6]])
+    mask = torch.tensor([[False] * 3 + [True] * 3, [True] * 6])
+    metric = TokenLogit(3)
+    same = ablation(model, two, metric, "head", "resample", two, mask=mask)
+    assert same.values.abs().max() < 1e-12
+    means = [ablation(model, two, metric, "head", "mean", other, mask=mask).values for other in (two, None)]
+    assert (means[0] - means[1]).abs().max() < 1e-12

@@ -236,3 +236,20 @@ def test_a_steering_vector_is_a_difference_of_means_at_the_last_positions():
     assert error(head, ends[0] - ends[1]) < 1e-10
     with pytest.raises(ConfigError, match="not a vector"):
         steering_vector(model, [[1]], [[2]], ("pattern", 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"L0H0": mean}, "must return a tensor"),
+        ({"L0H0": lambda x: None}, "must return a tensor"),
+        ({"L0H0": 0}, "is not a change"),
+        ({At("resid_pre0", pos=[1, 1]): zero()}, "one thing twice"),
+        ({At("resid_pre0", pos=[-1, 6]): zero()}, "one thing twice"),
+        ({At("resid_pre0", pos=[]): zero()}, "names nothing"),
+    ],
+)
+def test_what_is_no_change_is_refused(changes, words):
+    model = build(small())
+    with pytest.raises(ConfigError, match=words):
+        model(tokens(small()), tap=Intervention(model, changes))

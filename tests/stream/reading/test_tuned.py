@@ -298,3 +298,23 @@ def test_what_is_not_finite_is_not_stepped():
         model.blocks[1].attn.c_proj.weight[0, 0] = torch.nan
     with pytest.raises(TrainingFailed, match=r"blocks.0.resid_pre is nan at step 1"):
         train_lens(model, windows(model.config), steps=3)
+
+
+def test_another_models_lens_is_refused_and_changed_blocks_are_said(tmp_path):
+    model, other = build(small()), build(small(), by=0.3)
+    tuned, told = TunedLens(model), []
+    with pytest.raises(ConfigError, match="another model"):
+        capture(other, tokens(small())).lens(tuned=tuned)
+    tuned.save(tmp_path / "lens", model)
+    TunedLens.load(tmp_path / "lens", model, told.append)
+    assert told == []
+    with torch.no_grad():
+        model.blocks[0].attn.c_proj.weight.mul_(-2)
+    TunedLens.load(tmp_path / "lens", model, told.append)
+    assert "blocks have changed" in told[0]
+
+
+def test_a_lens_reads_another_precision():
+    trace = capture(build(small()), tokens(small()))
+    lens = TunedLens(build(small(), torch.float32))
+    assert trace.lens(tuned=lens).kl.dtype == torch.float64

@@ -6,6 +6,7 @@ from typing import Any
 
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
+from mainstem.config import preset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +19,8 @@ class Inspect:
 
     preset: str = "gpt2"
     """Whose shape the model has, without dropout."""
-    tokens: int = 256
-    """Of the text that is looked into."""
+    tokens: int | None = None
+    """Of the text that is looked into; without it 256, or as many as the context holds."""
     grid_tokens: int = 24
     """Of the texts between which is patched; fewer, for the plain way runs a whole pass for each block and position."""
     rounds: int = 9
@@ -37,7 +38,8 @@ def main(argv: Sequence[str]) -> None:
     from mainstem.bench.inspect import measure
     from mainstem.bench.subject import Subject
 
-    subject = Subject(command.preset, command.tokens, command.grid_tokens, command.seed)
+    tokens = min(256, preset(command.preset).model.n_ctx) if command.tokens is None else command.tokens
+    subject = Subject(command.preset, tokens, command.grid_tokens, command.seed)
     with screen.bar("bench inspect", 1) as bar:
         found = measure(subject, command.rounds, progress=lambda done, total, what: bar.at(done, what, total))
     for note in found["notes"]:

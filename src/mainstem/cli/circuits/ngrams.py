@@ -45,6 +45,9 @@ def main(argv: Sequence[str]) -> None:
     def named(token: int) -> dict[str, Any]:
         return in_json(tokenizer, [token])[0]
 
+    layer, found = command.layer or 0, None
+    if command.token is None and len(model.blocks):
+        found = skip_trigrams(model, layer, command.top, offset=command.offset)
     result: dict[str, Any] = {"offset": None, "bigrams": [], "skip_trigrams": []}
     arrays: dict[str, Any] = {}
     if table is not None:
@@ -57,9 +60,7 @@ def main(argv: Sequence[str]) -> None:
         )
         result["bigrams"] = [{"token": named(t), "out": named(o), "logit": v} for t, o, v in pairs]
         arrays |= {"bigrams": [pair[:2] for pair in pairs], "logits": [pair.logit for pair in pairs]}
-    if command.token is None and len(model.blocks):
-        layer = command.layer or 0
-        found = skip_trigrams(model, layer, command.top, offset=command.offset)
+    if found is not None:
         notes += found.notes
         screen.say(f"block {layer}: source ... destination -> next, and how much more probable it becomes")
         screen.table(

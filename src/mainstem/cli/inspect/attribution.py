@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mainstem.cli.opened import Captured, ending, finish, in_json, open_trace, piece, typed_token
+from mainstem.cli.opened import LINE, Captured, ending, finish, in_json, open_trace, piece, typed_token
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen, bar_text
-from mainstem.text.units import pad, pieces, shown, width
+from mainstem.text.units import clip, pad, pieces, shown, width
 
 if TYPE_CHECKING:
     from mainstem.stream.trace import Trace
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
     tokens = [shown(text) for text in pieces(tokenizer, trace.ids[0].tolist())]
     for label, value in strongest:
         line = f"  {pad(label, widest)}  {value:+8.3f}  {pad(bar_text(value, largest, 14), 14)}"
-        screen.say(f"{line}  {_reads(trace, tokens, label, here)}".rstrip())
+        screen.say(f"{line}  {clip(_reads(trace, tokens, label, here), LINE - width(line) - 2)}".rstrip())
     if others := len(why.labels) - len(strongest):
         screen.say(f"  {pad(f'the other {others} rows', widest)}  {rest:+8.3f}")
     screen.say(f"  {pad('sum', widest)}  {why.values.sum().item():+8.3f}  closing error {why.closing_error:.1e}")

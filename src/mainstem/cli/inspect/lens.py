@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
 
     tuned = None
     if command.tuned or command.lens is not None:
-        tuned = TunedLens.load(Path(command.lens or Path(command.run) / LENS), trace.model)
+        tuned = TunedLens.load(Path(command.lens or Path(command.run) / LENS), trace.model, screen.note)
     token = None if command.token is None else typed_token(tokenizer, command.token)
     lens = trace.lens(token, norm=command.norm, top=command.top, tuned=tuned)
     rows = lens.rows(pos=command.pos)

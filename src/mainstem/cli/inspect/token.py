@@ -87,7 +87,8 @@ def _steps(one: "TokenTrace", screen: Screen) -> None:
 
 def _heads(one: "TokenTrace", read: "WordTrace", screen: Screen, top: int) -> None:
     """How much each head wrote, and what the word read through it."""
-    screen.say(f"what {units.shown(read.word.text)!r} reads, by word, and what each head writes")
+    word = units.clip(units.shown(read.word.text), 30)
+    screen.say(f"what '{word}' reads, by word, and what each head writes")
     rows = []
     for head, by_word in zip(one.attention.heads, read.heads, strict=True):
         strongest = sorted(by_word.reads, key=lambda read: -read.weight)[:top]

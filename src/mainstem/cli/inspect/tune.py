@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mainstem import durable
 from mainstem.cli.inspect.lens import LENS
 from mainstem.cli.opened import Opening, finish, held_out, open_model, prepared
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
-from mainstem.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,7 @@ def main(argv: Sequence[str]) -> None:
     train = prepared(command.run, command.data, tokenizer).train
     windows = Windows(train, model.config.n_ctx, command.seed, model.config.vocab_size)
     val = list(held_out(command.run, command.data, model, tokenizer, command.held_out))
-    out = Path(command.out or Path(command.run) / LENS)
-    if not out.parent.is_dir():
-        raise DataError(f"{out.parent}: no such folder; make it first, or give --out FILE")
+    out = durable.replaceable(Path(command.out or Path(command.run) / LENS))
     with screen.bar("tuning", command.steps) as bar, stoppable() as check:
 
         def show(done: TuningStep) -> None:

@@ -88,7 +88,7 @@ def ablation(
         how: `zero`; `mean`, over the reference's rows and positions; `resample`, what the reference had there.
         reference: a record, or ids. For `mean`, None is the ids themselves; for `resample`, it has their length, and as
             many rows or one.
-        mask: (B, T) bool, false at padding.
+        mask: (B, T) bool, false at padding; also of a reference that is given as ids of that shape.
         layers: the blocks whose units are ablated; None is all, which `neuron` has too many of.
         should_stop: called between passes; it may raise.
         progress: called with the units done and their number.
@@ -112,7 +112,8 @@ def ablation(
         base = Rerun(model, ids, metric, mask, points)
         other = base.record if reference is None else reference
         if not isinstance(other, Record):
-            other = recorded(model, other, points)
+            alike = isinstance(other, Tensor) and mask is not None and other.shape == mask.shape
+            other = recorded(model, other, points, mask if alike else None)
         changed: dict[str, Change | Referred] = {"zero": zero(), "mean": mean(other), "resample": resample(other)}
         changes = [(layer, Intervention(model, {label: changed[how]})) for layer, label in targets]
         ablated = base.under(changes, should_stop=should_stop, progress=progress)

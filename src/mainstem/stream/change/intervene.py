@@ -88,10 +88,12 @@ class Spot:
 
 
 def _where(axis: int, index: int | Sequence[int], tensor: Tensor) -> tuple[slice | int | list[int], ...]:
-    size = tensor.shape[axis]
-    for i in [index] if isinstance(index, int) else index:
+    size, every = tensor.shape[axis], [index] if isinstance(index, int) else list(index)
+    for i in every:
         if not -size <= i < size:
             raise ConfigError(f"pos: {i} is out of range; the pass has {size} positions, from 0")
+    if not every or len({i % size for i in every}) < len(every):
+        raise ConfigError(f"pos: {every} names nothing, or one thing twice; name each once")
     return *[slice(None)] * axis, index if isinstance(index, int) else list(index)
 
 
@@ -102,6 +104,8 @@ def _changed(tensor: Tensor, indices: list[tuple[int, int | Sequence[int]]], cha
         whole[where] = _changed(tensor[where], indices[1:], change)
         return whole
     new = change(tensor)
+    if not isinstance(new, Tensor):
+        raise ConfigError(f"a change returned {type(new).__name__}; it must return a tensor (was it called? zero())")
     if new.shape != tensor.shape:
         raise ConfigError(f"a change returned {tuple(new.shape)} for what is {tuple(tensor.shape)}; return its shape")
     return new
@@ -175,9 +179,9 @@ def set_to(value: Tensor | float) -> Change:
     return lambda x: _fit(torch.as_tensor(value), x)
 
 
-def add(vector: Tensor, scale: float = 1.0) -> Change:
+def add(vector: Tensor | float, scale: float = 1.0) -> Change:
     """What is there, and scale times the vector: steering (Turner et al. 2023, "Activation Addition")."""
-    return lambda x: x + scale * _fit(vector, x)
+    return lambda x: x + scale * _fit(torch.as_tensor(vector), x)
 
 
 def mean(reference: Record | Tensor) -> Referred:
@@ -239,6 +243,8 @@ class Intervention:
         self._changes: dict[str, list[tuple[Spot, Change]]] = {}
         for target, change in changes.items() if isinstance(changes, Mapping) else changes:
             spot = locate(target, model)
+            if not isinstance(change, Referred) and not callable(change):
+                raise ConfigError(f"{target!r}: {change!r} is not a change; give zero(), set_to(value) or a function")
             bound = change.at(spot) if isinstance(change, Referred) else change
             self._changes.setdefault(spot.point, []).append((spot, bound))
         self.writes = frozenset(self._changes)

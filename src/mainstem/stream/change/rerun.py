@@ -47,6 +47,8 @@ def choose_blocks(layers: Sequence[int] | None, model: GPT) -> list[int]:
     """The blocks chosen, in order; all if None. Raises ConfigError for none, and for one that is not there."""
     L = len(model.blocks)
     chosen = range(L) if layers is None else layers
+    if isinstance(chosen, int):
+        raise ConfigError(f"layers: {chosen} is one number; give a list of blocks, [{chosen}]")
     for layer in chosen:
         if not -L <= layer < L:
             raise ConfigError(f"layers: {layer} is out of range; the model has {L} blocks, from 0")

@@ -44,7 +44,7 @@ class TunedLens(nn.Module):
 
     def __init__(self, model: GPT):
         super().__init__()
-        self.points = depths(model)
+        self.points, self.unembedding = depths(model), unembedding_hash(model)
         C, like = model.config.d_model, model.lm_head.weight
         before = self.points[:-1]
         self.weight = nn.ParameterList(torch.zeros(C, C, dtype=like.dtype, device=like.device) for _ in before)
@@ -60,7 +60,12 @@ class TunedLens(nn.Module):
         if point not in self.points:
             raise ConfigError(f"point: {point!r} is not a depth of this lens; {nearest(point, self.points)}")
         index = self.points.index(point)
-        return x + x @ self.weight[index] + self.bias[index]
+        return x + x @ self.weight[index].to(x) + self.bias[index].to(x)
+
+    def check(self, model: GPT) -> None:
+        """Raise ConfigError for a model with another unembedding or other depths than the lens was made for."""
+        if self.points != depths(model) or self.unembedding != unembedding_hash(model):
+            raise ConfigError(f"tuned: this lens was made for another model; {AGAIN}")
 
     def save(self, path: Path, model: GPT) -> None:
         """Write one safetensors file, whole or not at all: the maps, and what they were made for.
@@ -71,12 +76,16 @@ class TunedLens(nn.Module):
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
                 raise TrainingFailed(f"{path}: {name} is not finite, so nothing was saved; lower --lr")
-        said = {"format": FORMAT, "model": _made_for(model), "unembedding": unembedding_hash(model)}
+        self.check(model)
+        hashes = {"unembedding": self.unembedding, "weights": weights_hash(model)}
+        said = {"format": FORMAT, "model": _made_for(model), **hashes}
         durable.write_bytes(path, save(tensors, said))
 
     @classmethod
-    def load(cls, path: Path, model: GPT) -> Self:
+    def load(cls, path: Path, model: GPT, notice: Callable[[str], None] = lambda text: None) -> Self:
         """The lens in a file, for the model that it was made for.
+
+        `notice` is told where the model's blocks have changed since, under the same unembedding.
 
         Raises RunError for a file that is damaged or no tuned lens, for a model of another shape, and for one whose
         unembedding is not, number for number, that which the lens was trained with.
@@ -88,6 +97,8 @@ class TunedLens(nn.Module):
             raise RunError(f"{path}: made for a model of another shape ({said.get('model')}); {AGAIN}")
         if said.get("unembedding") != unembedding_hash(model):
             raise RunError(f"{path}: made for another unembedding; {AGAIN}")
+        if said.get("weights") != weights_hash(model):
+            notice(f"{path}: the blocks have changed since this lens was trained; {AGAIN}")
         tuned = cls(model)
         parameters = dict(tuned.tensors())
         for name in sorted(parameters.keys() ^ tensors.keys()):
@@ -108,8 +119,17 @@ class TunedLens(nn.Module):
 
 def unembedding_hash(model: GPT) -> str:
     """The sha256 of `ln_f` and `lm_head`, names and float32 numbers: the same in every precision that holds those."""
+    return _hash(model, ("ln_f", "lm_head"))
+
+
+def weights_hash(model: GPT) -> str:
+    """The same of all that a model is."""
+    return _hash(model, ("",))
+
+
+def _hash(model: GPT, parts: Iterable[str]) -> str:
     found = hashlib.sha256()
-    for part in ("ln_f", "lm_head"):
+    for part in parts:
         for name, parameter in model.get_submodule(part).named_parameters():
             found.update(f"{part}.{name}{tuple(parameter.shape)}".encode())
             found.update(parameter.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
