@@ -1,10 +1,13 @@
 """Direct logit attribution on the live model: rows that sum to the logit, and say what they say."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from known import induction, periodic
 from mainstem.errors import ConfigError, DataError
 from mainstem.stream.attribution import sources
 from mainstem.stream.capture import capture
@@ -91,3 +94,17 @@ def test_errors(token, foil, words):
     with pytest.raises(ConfigError) as caught:
         trace.attribution(token, foil)
     assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("pos", range(6, 10))  # at 10 what follows has been read twice
+def test_the_induction_model_says_the_next_token_by_its_second_head_alone(pos):
+    """Its logit is the weight with which that head reads what followed the earlier occurrence: e^b / (e^b + pos)."""
+    ids = periodic(V=7, T=16, period=5)
+    trace = capture(induction(V=7, T=16, beta=12.0), ids)
+    why = trace.attribution(int(ids[0, pos + 1]), pos=pos)
+    weight = trace["pattern", 1][0, 0, pos, pos - 4].item()
+    assert abs(weight - math.exp(12) / (math.exp(12) + pos)) < 1e-6
+    for label in ("embed", "pos_embed", "L0H0"):
+        assert why[label].item() == 0
+    assert abs(why["L1H0"].item() - weight) < 1e-12
+    assert why.closing_error < 1e-12
