@@ -41,5 +41,5 @@ def main(argv: Sequence[str]) -> None:
     screen.say(f"\n{sample}\n")
     screen.say(f"run folder  {command.out}")
     screen.say(f'next        mainstem generate {command.out} "JULIET:"')
-    screen.say(f"            mainstem doctor {command.out}")
+    screen.say(f'            mainstem inspect attribution {command.out} "O Romeo, Romeo! wherefore art"')
     screen.result({**result, "bigram_bits_per_byte": bigram, "sample": sample})

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LINE = 80
 """Columns of a terminal."""
+WORTH_A_WORD = 100
+"""MB from which on a capture is announced."""
 LEAST = {"top": 1, "steps": 1, "batch_size": 1, "held_out": 1, "windows": 1, "sequences": 1, "seed": 0}
 MOST = 1_000_000
 """What the numbers of the questions may be, where they have these flags."""
@@ -116,12 +118,15 @@ def read_prompt(text: str, model: "GPT", tokenizer: Tokenizer, screen: Screen) -
 
 def open_trace(command: Captured, screen: Screen, points: Sequence[str] = ()) -> "Trace":
     """The trace of the prompt: what a capture keeps by default, and these points."""
-    from mainstem.stream.capture import capture, default_points
+    from mainstem.stream.capture import capture, default_points, estimate
     from mainstem.stream.points import select
 
     model, tokenizer = open_model(command, screen)
     ids = read_prompt(command.prompt, model, tokenizer, screen)
     kept = [*default_points(model), *select(points, model)]
+    needed = estimate(model, kept, 1, len(ids)) / 1e6
+    if needed > WORTH_A_WORD:
+        screen.note(f"the capture takes {needed:,.0f} MB")
     return capture(model, [ids], kept, tokenizer=tokenizer, budget=int(command.budget * 1e9))
 
 

@@ -24,7 +24,6 @@ INSIDE = ("q", "k", "v", "pattern", "pre", "post")
 """What a capture leaves out unless it is asked for: each is computed again, block by block, from what is kept."""
 
 
-
 def default_points(model: GPT) -> list[str]:
     """The stream, every write, the statistics of every norm, and `attn.z`."""
     return [point for point in model.points() if point.split(".")[-1] not in INSIDE]

@@ -67,7 +67,7 @@ class Terms:
             for label, value in zip(self.labels, values, strict=True)
         ]
 
-    def strongest(self, count: int) -> list[tuple[str, float]]:
+    def top(self, count: int) -> list[tuple[str, float]]:
         """The `count` rows of largest magnitude. Raises ConfigError where a row is more than one number."""
         if self.total.numel() != 1:
             raise ConfigError(f"each row holds {self.total.numel()} numbers; choose one position of one row")

@@ -51,7 +51,7 @@ def test_results_are_plain_and_by_label():
     assert torch.equal(effects["L1H0"], effects.values[2])
     rows = {row["label"]: row["effect"] for row in effects.rows()}
     assert rows == dict(zip(effects.labels, effects.values.mean(1).tolist(), strict=True))
-    best = effects.strongest(2)
+    best = effects.top(2)
     assert best == sorted(rows.items(), key=lambda row: -abs(row[1]))[:2]
     with pytest.raises(ConfigError, match="did you mean 'L1H1'"):
         effects["L1H11"]
@@ -76,7 +76,7 @@ def test_the_note_says_where_zeros_are_not_a_branch_dropped(residual):
         residual in ("post", "deepnorm", "mix", "no_skip", "no_skip_bare")
     )
     assert not ablation(model, ids, metric, how="mean").note
-    assert not ablation(model, ids, metric, units="head").note
+    assert not ablation(model, ids, metric, by="head").note
     if residual == "mix":  # its last blocks are pre-norm
         assert not ablation(model, ids, metric, layers=[2]).note
 
@@ -113,10 +113,10 @@ def test_it_tells_how_far_it_is_and_can_be_stopped(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"units": "heads"}, "did you mean 'head'"),
+        ({"by": "heads"}, "did you mean 'head'"),
         ({"how": "means"}, "did you mean 'mean'"),
         ({"how": "resample"}, "takes what another pass had"),
-        ({"units": "neuron"}, "name blocks"),
+        ({"by": "neuron"}, "name blocks"),
         ({"layers": [3]}, "3 is out of range; the model has 3 blocks"),
         ({"layers": []}, "no block among them"),
         ({"how": "resample", "reference": torch.zeros(2, 5, dtype=torch.long)}, r"\(2, 5, 12\) in the other pass"),

@@ -121,7 +121,7 @@ def test_results_are_plain_and_by_label():
     assert [grid.label(0, 0), grid.label(1, 1)] == ["1_attn_out at 2", "2_attn_out at 6"]
     assert grid.rows() == [{"layer": i + 1, "values": grid.values[i].tolist()} for i in (0, 1)]
     largest = max((abs(v), (i, j), v) for i, row in enumerate(grid.values.tolist()) for j, v in enumerate(row))
-    assert grid.strongest(1) == [(grid.label(*largest[1]), largest[2])]
+    assert grid.top(1) == [(grid.label(*largest[1]), largest[2])]
     for what, label in (("head", "L1H1"), ("q", "L1H1.q"), ("pattern", "L1H1.pattern")):
         assert patch_grid(model, clean, corrupt, TokenLogit(3), what, layers=[1]).label(0, 1) == label
 
@@ -165,7 +165,7 @@ def test_the_induction_model_is_found_out():
     assert stream.values[0, 5] > 0.99  # the token itself
     assert stream.values[1, 6] > 0.99  # what the first block has copied to the next position
     assert (stream.values > 0.01).sum() == 2
-    assert patch_grid(model, clean, corrupt, metric, "attn_out").strongest(1)[0][0] == "0_attn_out at 6"
+    assert patch_grid(model, clean, corrupt, metric, "attn_out").top(1)[0][0] == "0_attn_out at 6"
     for what, head in (("k", 0.99), ("q", 0), ("v", 0)):
         grid = patch_grid(model, clean, corrupt, metric, what)
         assert abs(grid.values[1, 0] - head) < 0.02

@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
     asked = f"'{piece(tokenizer, token)}'"
     measured = f"log-probability of {asked}" if foil is None else f"{asked} over '{piece(tokenizer, foil)}'"
     screen.say(ending(f"{measured} is {effects.baseline.item():.3f} after", command.prompt))
-    shown = effects.strongest(command.top)
+    shown = effects.top(command.top)
     largest = max(abs(value) for _, value in shown)
     screen.table(
         ("without", "change", ""), [(label, f"{value:+.3f}", bar_text(value, largest)) for label, value in shown]

@@ -51,16 +51,17 @@ def main(argv: Sequence[str]) -> None:
     read = tokenizer.decode(trace.ids[0, : here + 1].tolist())
     what = "logit" if foil is None else "difference"
     screen.say(ending(f"why '{piece(tokenizer, token)}'{over} ({what} {logit:.3f}, rank {rank}) after", read))
-    strongest = why.strongest(command.top)
+    strongest = why.top(command.top)
     largest = max((abs(value) for _, value in strongest), default=1.0)
     rest = logit - sum(value for _, value in strongest)
-    widest = max(width(label) for label, _ in [*strongest, ("the other 000 rows", 0)])
+    others = f"the other {len(why.labels) - len(strongest)} rows"
+    widest = max(map(width, [*(label for label, _ in strongest), others]))
     tokens = [shown(text) for text in pieces(tokenizer, trace.ids[0].tolist())]
     for label, value in strongest:
         line = f"  {pad(label, widest)}  {value:+8.3f}  {pad(bar_text(value, largest, 14), 14)}"
         screen.say(f"{line}  {clip(_reads(trace, tokens, label, here), LINE - width(line) - 2)}".rstrip())
-    if others := len(why.labels) - len(strongest):
-        screen.say(f"  {pad(f'the other {others} rows', widest)}  {rest:+8.3f}")
+    if len(why.labels) > len(strongest):
+        screen.say(f"  {pad(others, widest)}  {rest:+8.3f}")
     screen.say(f"  {pad('sum', widest)}  {why.values.sum().item():+8.3f}  closing error {why.closing_error:.1e}")
     result = {
         "token": in_json(tokenizer, [token])[0],

@@ -190,4 +190,4 @@ def _show(grid: "Grid", encoded: EncodedPairs, tokenizer: Tokenizer, screen: Scr
         by_layer = zip(grid.layers, values, strict=True)
         rows = [[layer, *(f"{round(v, 2) + 0.0:+.2f}" for v in row[here])] for layer, row in by_layer]
         screen.table(("block", *heads[here]), rows)
-    screen.table(("strongest", "restores"), [(label, f"{value:+.3f}") for label, value in grid.strongest(top)])
+    screen.table(("strongest", "restores"), [(label, f"{value:+.3f}") for label, value in grid.top(top)])

@@ -46,7 +46,8 @@ def main(argv: Sequence[str]) -> None:
     train = prepared(command.run, command.data, tokenizer).train
     windows = Windows(train, model.config.n_ctx, command.seed, model.config.vocab_size)
     val = list(held_out(command.run, command.data, model, tokenizer, command.held_out))
-    out = durable.replaceable(Path(command.out or Path(command.run) / LENS))
+    out = Path(command.out or Path(command.run) / LENS)
+    durable.replaceable(out)  # before anything is trained
     with screen.bar("tuning", command.steps) as bar, stoppable() as check:
 
         def show(done: TuningStep) -> None:

@@ -52,7 +52,7 @@ class Effects:
             raise ConfigError(f"label: no unit {label!r}; {nearest(label, self.labels)}")
         return self.values[self.labels.index(label)]
 
-    def strongest(self, count: int) -> list[tuple[str, float]]:
+    def top(self, count: int) -> list[tuple[str, float]]:
         """The `count` units of the largest mean effect, by magnitude."""
         means = self.mean
         return [(self.labels[i], means[i].item()) for i in means.abs().argsort(descending=True)[:count].tolist()]
@@ -67,7 +67,7 @@ def ablation(
     model: GPT,
     ids: Ids,
     metric: Metric,
-    units: str = "branch",
+    by: str = "branch",
     how: str = "zero",
     reference: Record | Ids | None = None,
     *,
@@ -84,7 +84,7 @@ def ablation(
         model: any GPT.
         ids: (B, T), or rows of any lengths.
         metric: logits (B, T, V) -> (B,).
-        units: `branch`: each write to the stream; `head`: each head's `z`; `neuron`: each of the MLPs' `post`.
+        by: `branch`: each write to the stream; `head`: each head's `z`; `neuron`: each of the MLPs' `post`.
         how: `zero`; `mean`, over the reference's rows and positions; `resample`, what the reference had there.
         reference: a record, or ids. For `mean`, None is the ids themselves; for `resample`, it has their length, and as
             many rows or one.
@@ -96,17 +96,17 @@ def ablation(
     Raises ConfigError for unknown units and ways, blocks out of range, `resample` without a reference, and a metric
     that does not return a number for each row.
     """
-    for name, value, valid in (("units", units, UNITS), ("how", how, WAYS)):
+    for name, value, valid in (("by", by, UNITS), ("how", how, WAYS)):
         if value not in valid:
             raise ConfigError(f"{name}: unknown value {value!r}; {nearest(value, valid)}")
     if how == "resample" and reference is None:
         raise ConfigError("reference: resample takes what another pass had; give its ids, or a record of it")
-    if units == "neuron" and layers is None:
+    if by == "neuron" and layers is None:
         raise ConfigError("layers: the neurons of all blocks are too many to ablate one by one; name blocks, [3]")
     chosen = choose_blocks(layers, model)
-    targets = [(layer, label) for layer in chosen for label in _labels(model, units, layer)]
+    targets = [(layer, label) for layer in chosen for label in _labels(model, by, layer)]
     if not targets:
-        raise ConfigError(f"units: the blocks {chosen} have no {units} to ablate")
+        raise ConfigError(f"by: the blocks {chosen} have no {by} to ablate")
     points = {locate(label, model).point for _, label in targets}
     with torch.no_grad(), evaluating(model):
         base = Rerun(model, ids, metric, mask, points)
@@ -118,16 +118,16 @@ def ablation(
         changes = [(layer, Intervention(model, {label: changed[how]})) for layer, label in targets]
         ablated = base.under(changes, should_stop=should_stop, progress=progress)
     joins = [place.join for place in places(model) if place.layer in chosen]
-    another = how == "zero" and units == "branch" and not all(map(_drops, joins))
+    another = how == "zero" and by == "branch" and not all(map(_drops, joins))
     labels, note = [label for _, label in targets], ANOTHER_CUT if another else ""
     return Effects(labels, ablated - base.baseline, base.baseline, how, note)
 
 
-def _labels(model: GPT, units: str, layer: int) -> Iterator[str]:
+def _labels(model: GPT, by: str, layer: int) -> Iterator[str]:
     config = model.config
-    if units == "branch":
+    if by == "branch":
         yield from (place.label for place in places(model) if place.layer == layer)
-    elif units == "head":
+    elif by == "head":
         yield from (f"L{layer}H{head}" for head in range(config.n_head))
     else:
         yield from (f"L{layer}N{neuron}" for neuron in range(config.d_mlp))

@@ -72,7 +72,7 @@ class Grid(Patched):
             return f"L{layer}H{at}" + ("" if self.what == "head" else f".{self.what}")
         return f"{layer}_{self.what} at {at}"
 
-    def strongest(self, count: int) -> list[tuple[str, float]]:
+    def top(self, count: int) -> list[tuple[str, float]]:
         """The `count` cells of the largest normalised effect, by magnitude."""
         values, width = self.values.flatten(), len(self.columns)
         order = values.abs().argsort(descending=True)[:count].tolist()
