@@ -60,7 +60,7 @@ def captured(opened: Opened, by_default: bool) -> Ways:
 
 
 def composed(opened: Opened) -> Ways:
-    """The peer's scores of Q, K and V, and ours, which come with chance and limits."""
+    """The peer's scores of Q, K and V, and ours."""
     model, peer = opened.model, _there(opened.peer)
 
     def difference(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> float:

@@ -54,13 +54,14 @@ class Composition:
 
     labels: list[str]
     scores: dict[str, Tensor]
-    limits: dict[str, Tensor]
-    """The largest score that the two heads' spectra allow."""
+    ov: Tensor
+    """(n, D, D), of norm 1, with the singular values of each head's OV, up to a factor."""
+    qk: Tensor
+    """The same of QK."""
     width: int
     """The dimensions that are read: C, and C - 1 where all the readers centre that heads have a path to."""
-    mean: float
-    """Of random heads of the same shape."""
-    std: float
+    seed: int
+    """Of the random heads."""
     offset: int | None
     """Of QK: how far before its query a key stands; None where positions are not rotary."""
     reasons: dict[tuple[int, int], str]
@@ -72,6 +73,28 @@ class Composition:
     def chance(self) -> float:
         """1 / sqrt(width), what unrelated heads score in the root mean square."""
         return self.width**-0.5
+
+    @cached_property
+    def _random(self) -> tuple[float, float]:
+        std, mean = torch.std_mean(random_scores(self.width, self.ov.shape[-1], self.seed))
+        return mean.item(), std.item()
+
+    @property
+    def mean(self) -> float:
+        """The mean score of random heads of the same shape."""
+        return self._random[0]
+
+    @property
+    def std(self) -> float:
+        """Its standard deviation."""
+        return self._random[1]
+
+    @cached_property
+    def limits(self) -> dict[str, Tensor]:
+        """The largest scores that the two heads' spectra allow, (n, n) for each mode."""
+        ov, qk = (svdvals(unit).square() for unit in (self.ov, self.qk))  # (n, D), falling
+        by_qk, by_ov = (ov @ qk.T).sqrt(), (ov @ ov.T).sqrt()
+        return {"Q": by_qk, "K": by_qk, "V": by_ov}
 
     @cached_property
     def z(self) -> dict[str, Tensor]:
@@ -119,8 +142,9 @@ def composition(model: GPT, offset: int | None = None, seed: int = 0) -> Composi
         raise next(iter(missing.values()))
     reasons = {blocks: reason.cause for blocks, reason in missing.items()}
     lacking = by_cause(reasons, f"of {pairs} pairs of blocks lack a path")
-    written, read, limits = _units(every)
-    scores = {mode: torch.full_like(limits[mode], torch.nan) for mode in MODES}
+    written, read, ov, qk = _units(every)
+    n = len(every.labels)
+    scores = {mode: written.new_full((n, n), torch.nan) for mode in MODES}
     for block in range(depth):
         later = [other for other in range(block + 1, depth) if (block, other) not in reasons]
         if later:  # neighbours: what blocks one reader blocks all after it
@@ -128,16 +152,15 @@ def composition(model: GPT, offset: int | None = None, seed: int = 0) -> Composi
             columns = slice(later[0] * per_block, (later[-1] + 1) * per_block)
             for mode in MODES:
                 scores[mode][rows, columns] = product_norms(written[rows], read[mode][columns])
-    std, mean = torch.std_mean(random_scores(every.width, model.config.d_head, seed))
-    random = every.width, mean.item(), std.item()
-    return Composition(every.labels, scores, limits, *random, every.offset, reasons, (*every.notes, *lacking))
+    notes = (*every.notes, *lacking)
+    return Composition(every.labels, scores, ov, qk, every.width, seed, every.offset, reasons, notes)
 
 
 def random_scores(width: int, d_head: int, seed: int = 0, count: int = 8) -> Tensor:
     """The scores of `count` heads of normal entries with one another in each mode, (3, count, count), float64."""
     generator = torch.Generator().manual_seed(seed)
     W_Q, W_K, W_V, W_O = torch.randn(4, count, width, d_head, generator=generator, dtype=torch.float64)
-    written, read, _ = _units(Heads([], W_Q, W_K, W_V, W_O.mT, width))
+    written, read, _, _ = _units(Heads([], W_Q, W_K, W_V, W_O.mT, width))
     return torch.stack([product_norms(written, read[mode]) for mode in MODES])
 
 
@@ -152,16 +175,15 @@ def _missing(model: GPT) -> dict[tuple[int, int], NoPath]:
     return found
 
 
-def _units(of: Heads) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Every OV as a writer, (n, D, C); every QK, QK^T and OV as a reader, (n, D, C); and the limits of their scores.
+def _units(of: Heads) -> tuple[Tensor, dict[str, Tensor], Tensor, Tensor]:
+    """Every OV as a writer, (n, D, C); every QK, QK^T and OV as a reader, (n, D, C); and OV and QK, (n, D, D).
 
-    All are of Frobenius norm 1, so that the norm of writer @ reader^T is the score.
+    All are of Frobenius norm 1, so that the norm of writer @ reader^T is the score, and the last two have the singular
+    values of OV and QK.
     """
     R_Q, R_K, R_V, R_O = (triangle(factor) for factor in (of.W_Q, of.W_K, of.W_V, of.W_O.mT))  # each (n, D, D)
-    ov, qk = R_V @ R_O.mT, R_Q @ R_K.mT  # with the norms and singular values of OV and QK
+    ov, qk = R_V @ R_O.mT, R_Q @ R_K.mT
     ov_norm, qk_norm = matrix_norm(ov, keepdim=True), matrix_norm(qk, keepdim=True)  # (n, 1, 1)
     written = R_V / ov_norm @ of.W_O
     read = {"Q": R_K / qk_norm @ of.W_Q.mT, "K": R_Q / qk_norm @ of.W_K.mT, "V": R_O / ov_norm @ of.W_V.mT}
-    ov_squares, qk_squares = (svdvals(ov) / ov_norm[..., 0]).square(), (svdvals(qk) / qk_norm[..., 0]).square()
-    by_qk, by_ov = (ov_squares @ qk_squares.T).sqrt(), (ov_squares @ ov_squares.T).sqrt()  # (n, n)
-    return written, read, {"Q": by_qk, "K": by_qk, "V": by_ov}
+    return written, read, ov / ov_norm, qk / qk_norm
