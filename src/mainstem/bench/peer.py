@@ -6,21 +6,18 @@ filled with our weights: nothing is downloaded, and no tokenizer is needed.
 
 import importlib
 import importlib.metadata
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mainstem.config import ModelConfig
+from mainstem.bench.gpt2 import gpt2, unlike_gpt2
 from mainstem.model.gpt import GPT
 from mainstem.stream.decompose import closing_error
 
 PACKAGE = "transformer_lens"
 AGREES = 1e-4
 """The largest difference of logits, as a share of the largest logit, at which two models are one."""
-
-_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
-_NAMES = {"blocks.": "h.", "res_1.ln_in.": "ln_1.", "res_2.ln_in.": "ln_2."}
 
 
 class Peer:
@@ -37,7 +34,7 @@ class Peer:
 
     def __init__(self, model: GPT):
         sources = importlib.import_module(f"{PACKAGE}.model_bridge.sources")
-        self.version, theirs = importlib.metadata.version(PACKAGE), _gpt2(model)
+        self.version, theirs = importlib.metadata.version(PACKAGE), gpt2(model, attention="eager").eval()
         self._bridge = sources.build_bridge_from_module(theirs, "GPT2LMHeadModel", hf_config=theirs.config)
         self._bridge.enable_compatibility_mode(disable_warnings=True, center_unembed=False)
 
@@ -95,52 +92,3 @@ def find(model: GPT, ids: Tensor) -> Found:
         why_not = f"TransformerLens {peer.version} is not compared: its logits differ from ours by {difference:.1e}"
         return Found(None, why_not, difference)
     return Found(peer, "", difference)
-
-
-def unlike_gpt2(config: ModelConfig) -> str | None:
-    """The first field whose value the GPT-2 of `transformers` cannot have; None if it can hold the model."""
-    config = config.resolved()
-    d_head = config.d_model // config.n_head
-    form = {
-        "residual": "pre", "norm": "layernorm", "position": "learned", "qk_norm": False, "bias": True,
-        "lm_head_bias": False, "d_head": d_head, "attn_scale": d_head**-0.5,
-    }  # fmt: skip
-    fields = [name for name, value in form.items() if getattr(config, name) != value]
-    fields += ["activation"] * (config.activation not in _ACTIVATIONS) + ["d_mlp"] * (config.d_mlp == 0)
-    return next(iter(fields), None)
-
-
-def _gpt2(model: GPT) -> Any:
-    """The same model as a `GPT2LMHeadModel`, whose block matrices are ours transposed."""
-    config, transformers = model.config, importlib.import_module("transformers")
-    shape = transformers.GPT2Config(
-        vocab_size=config.vocab_size,
-        n_positions=config.n_ctx,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        n_embd=config.d_model,
-        n_inner=config.d_mlp,
-        activation_function=_ACTIVATIONS[config.activation],
-        layer_norm_epsilon=config.norm_eps,
-        tie_word_embeddings=config.tie_embeddings,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=None,
-        eos_token_id=None,
-        use_cache=False,  # it would hold keys and values twice
-        attn_implementation="eager",  # as TransformerLens loads it
-    )
-    theirs = transformers.GPT2LMHeadModel(shape).eval()
-    slots = dict(theirs.named_parameters())
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            transposed = name.startswith("blocks.") and weight.ndim == 2
-            slots[_their_name(name)].copy_(weight.T if transposed else weight)
-    return theirs
-
-
-def _their_name(name: str) -> str:
-    for ours, theirs in _NAMES.items():
-        name = name.replace(ours, theirs)
-    return name if name.startswith("lm_head.") else f"transformer.{name}"

@@ -1,0 +1,127 @@
+"""What a training step costs: over its products alone, and over the step of `transformers` for the same model."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mainstem.bench.floors import compute_floor
+from mainstem.bench.gpt2 import gpt2
+from mainstem.bench.memory import alone, taken
+from mainstem.bench.timing import Alternated, alternate
+from mainstem.config import ModelConfig, TrainConfig
+from mainstem.errors import ConfigError, nearest
+from mainstem.model.gpt import GPT
+from mainstem.training.evaluate import loss_sum
+from mainstem.training.optim import Optimizer
+
+SHAPES = {  # (layers, heads, width, context, batch, vocabulary)
+    "small": (4, 4, 128, 64, 12, 65),
+    "mid": (6, 6, 384, 256, 4, 65),
+    "andrea": (12, 12, 768, 256, 4, 8449),
+}
+CLIP = 1.0
+Step = Callable[[], None]
+
+
+def model_of(shape: str) -> tuple[GPT, Tensor, Tensor]:
+    """The model of a shape, in GPT-2's form without dropout, and a batch x, y, (B, T) both, in memory."""
+    if shape not in SHAPES:
+        raise ConfigError(f"shape: unknown value {shape!r}; {nearest(shape, SHAPES)}")
+    layers, heads, width, context, batch, vocabulary = SHAPES[shape]
+    config = ModelConfig(vocab_size=vocabulary, n_ctx=context, n_layer=layers, n_head=heads, d_model=width)
+    ids = torch.randint(vocabulary, (batch, context + 1), generator=torch.Generator().manual_seed(1))
+    return GPT(config), ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def our_step(model: GPT, x: Tensor, y: Tensor) -> Step:
+    """One step as the training loop takes it: loss, gradient, clipping, AdamW."""
+    optimizer = Optimizer(model, TrainConfig())
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        (loss_sum(model, x, y) / y.numel()).backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        torch.nn.utils.clip_grads_with_norm_(parameters, CLIP, norm)
+        optimizer.step(1.0)
+        optimizer.zero_grad()
+
+    return step
+
+
+def their_step(model: GPT, x: Tensor, y: Tensor) -> Step:
+    """The same of `transformers`: GPT2LMHeadModel with our weights, its own loss, AdamW as PyTorch has it.
+
+    Raises ImportError if it is not installed.
+    """
+    theirs = gpt2(model).train()
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    ids = torch.cat((x, y[:, -1:]), dim=1)[:, : x.shape[1]]
+
+    def step() -> None:
+        theirs(ids, labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def measure(
+    shape: str, rounds: int = 9, *, progress: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Any]:
+    """`step_over_floor`, `step_over_transformers` and `memory_over_transformers`, with what stands behind them.
+
+    Raises ConfigError for an unknown shape and for less than one round.
+    """
+    model, x, y = model_of(shape)
+    ours, floor, notes = our_step(model, x, y), compute_floor(model, *x.shape), []
+    try:
+        theirs: Step | None = their_step(model, x, y)
+    except ImportError as error:
+        theirs = None
+        notes.append(f"transformers is not compared ({error}): pip install transformers")
+    count, total = itertools.count(1), (rounds + 1) * 2 * (1 if theirs is None else 2)
+
+    def tick() -> None:
+        progress(next(count), total)
+
+    over_floor = alternate(ours, floor, rounds, tick=tick)
+    over_peer = None if theirs is None else alternate(ours, theirs, rounds, tick=tick)
+    memory = {"mainstem": alone(_memory, shape, True), "transformers": theirs and alone(_memory, shape, False)}
+    both = [peak for peak in memory.values() if peak]
+    return {
+        "shape": shape,
+        "step_over_floor": over_floor.ratio.median,
+        "step_over_transformers": over_peer and over_peer.ratio.median,
+        "memory_over_transformers": both[0] / both[1] if len(both) == 2 else None,
+        "timings": {"floor": _plain(over_floor), "transformers": over_peer and _plain(over_peer)},
+        "memory": memory,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "notes": notes,
+    }
+
+
+def _memory(shape: str, ours: bool) -> int | None:
+    """The peak of three steps in a fresh process, bytes; model and optimizer are built, and have stepped once."""
+    model, x, y = model_of(shape)
+    step = (our_step if ours else their_step)(model, x, y)
+    step()
+
+    def three() -> Iterable[Tensor]:
+        for _ in range(3):
+            step()
+        return []
+
+    return taken(three).peak
+
+
+def _plain(timed: Alternated) -> dict[str, Any]:
+    return {
+        "seconds": sorted(timed.first)[len(timed.first) // 2],
+        "other_seconds": sorted(timed.second)[len(timed.second) // 2],
+        "ratio_quartiles": [timed.ratio.lower, timed.ratio.upper],
+    }
