@@ -25,6 +25,7 @@ from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
+from mainstem.stream.reading.writes import wide
 from mainstem.stream.record import Record
 
 KINDS = ("induction", "duplicate", "previous", "current", "first")
@@ -176,7 +177,7 @@ class _PatternTap:
         self.paid = {kind: torch.zeros(len(model.blocks), model.config.n_head).double() for kind in KINDS}
 
     def __call__(self, point: str, pattern: Tensor) -> Tensor:
-        weights = pattern.to(torch.promote_types(pattern.dtype, torch.float32))  # half precision cannot sum thousands
+        weights = wide(pattern)  # half precision cannot sum thousands
         for kind, chosen in self.targets.items():
             paid = torch.einsum("bhts,bts->h", weights, chosen.to(weights.dtype))
             self.paid[kind][self.points[point]] = paid.cpu()

@@ -24,6 +24,7 @@ from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.norms import Norm
+from mainstem.stream.reading.writes import wide
 
 CANDIDATES = 10
 """Pairs of source and destination that are looked at, in each head, for each skip-trigram that is wanted."""
@@ -117,8 +118,7 @@ class _Reading:
         parts = self.attn.c_attn(self.join.damp(self.join.ln_in(self.stream))).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (H, D)) for part in parts)
         q, k = at_offset(model, self.attn.q_norm(q), offset), self.attn.k_norm(k)
-        wide = torch.promote_types(v.dtype, torch.float32)
-        self.q, self.k, self.v = (part.to(wide) for part in (q, k, v))  # (V, H, D)
+        self.q, self.k, self.v = wide(q), wide(k), wide(v)  # (V, H, D)
         unembed = reader(model, "unembed").matrix  # (C, V)
         self.unembed = unembed - unembed.mean(1, keepdim=True)
         self.level = self.v.new_empty(self.v.shape[:2])  # (V, H): log of the mean of exp(score), by destination

@@ -28,6 +28,7 @@ from mainstem.model.attention import Attention
 from mainstem.model.gpt import GPT
 from mainstem.model.norms import Empty, LayerNorm, Norm
 from mainstem.model.stack import places
+from mainstem.stream.reading.writes import wide
 
 DIRECTION_ONLY = "direction only, for QK-norm fixes the length of what is read"
 
@@ -50,7 +51,7 @@ class Writer:
     @torch.no_grad()
     def matrix(self) -> Tensor:
         """(k, C), with ln_out and gain folded; float32 or wider."""
-        return self.gain(after(self.ln_out, _wide(self.weight)))
+        return self.gain(after(self.ln_out, wide(self.weight.detach())))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -82,7 +83,7 @@ class Reader:
     @torch.no_grad()
     def matrix(self) -> Tensor:
         """(C, m), with ln_in (ln_f), damp and the norm over the head folded; float32 or wider."""
-        return self.damp(before(self.ln_in, after(self.head_norm, _wide(self.weight))))
+        return self.damp(before(self.ln_in, after(self.head_norm, wide(self.weight.detach()))))
 
     @property
     def centres(self) -> bool:
@@ -103,11 +104,6 @@ class Reader:
 
 def _scale_notes(label: str, scales: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{label}: up to 1 / {scale}, a positive number for each token" for scale in scales)
-
-
-def _wide(weight: Tensor) -> Tensor:
-    """Half precision has neither QR nor the digits."""
-    return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def centred(rows: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def decompose(record: Record, by: str = "branch", at: Key = "resid_final", pos: 
 
     Raises ConfigError for an unknown unit or point, a position out of range, and rows that exceed `BUDGET`.
 
-    Elhage et al. 2021, "Virtual weights and the residual stream".
+    Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", on the residual stream.
     """
     check_unit(by)
     point, here = _stream_point(record, at), positions(record, pos)
@@ -130,7 +130,8 @@ def project(
     point, here = _stream_point(record, at), positions(record, pos)
     with torch.no_grad():
         stream = record[point][:, here]
-        u = (u if u.ndim >= 3 else u[..., None, None, :]).expand(*u.shape[: -3 if u.ndim >= 3 else -1], *stream.shape)
+        u = u if u.ndim >= 3 else u[..., None, None, :]
+        u = u.expand(*u.shape[:-3], *stream.shape)  # (..., B, T, C)
         total = (stream * u).sum(-1)
         rows: list[Row] = []
         for place in reversed(_before(record, point)):
@@ -280,9 +281,10 @@ def _embeddings(record: Record, here: slice) -> Iterator[_Whole]:
         yield _Whole(name, record[name][:, here])
 
 
-def _bias(place: Place, norm: Frozen, like: Tensor, slot: str = "ln_add") -> Iterator[_Whole]:
+def _bias(place: Place, norm: Frozen, like: Tensor) -> Iterator[_Whole]:
+    """The bias of the norm over the sum."""
     if norm.bias is not None:
-        yield _Whole(f"{place.layer}_{place.kind}.{slot}.bias", norm.bias.expand_as(like))
+        yield _Whole(f"{place.layer}_{place.kind}.ln_add.bias", norm.bias.expand_as(like))
 
 
 def written(record: Record, place: Place, by: str, here: slice) -> Iterator[_Whole | _Parts]:

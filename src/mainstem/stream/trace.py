@@ -61,6 +61,10 @@ class Trace(Record):
         """A logit, less a foil's, as a sum over heads, MLPs (neurons) and biases."""
         return attribution.attribution(self, token, foil, by, pos)
 
+    def sources(self, token: Token, foil: Token | None = None, pos: int = -1) -> Tensor:
+        """What each head adds to the logit by reading each position, (L, B, H, T)."""
+        return attribution.sources(self, token, foil, pos)
+
     def lens(
         self,
         token: Token | None = None,
