@@ -7,7 +7,10 @@ from torch import nn
 from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.training.compiled import compile_blocks
+from mainstem.training.device import Device
 from models import small, tokens
+
+CPU = Device.choose("cpu")
 
 
 def pair(model):
@@ -41,7 +44,7 @@ def test_a_compiler_that_fails_leaves_the_plain_model(model, monkeypatch, error,
 
     logits, names = plainly(model)
     monkeypatch.setattr(nn.Module, "compile", broken)
-    said = compile_blocks(model, *pair(model))
+    said = compile_blocks(model, *pair(model), CPU)
     assert said.startswith("not compiled: ")
     assert said.endswith("; the plain model trains on")
     assert reason in said
@@ -57,7 +60,7 @@ def test_a_compiler_that_is_missing_leaves_the_plain_model(model, monkeypatch):
 
     logits, _ = plainly(model)
     monkeypatch.setattr(nn.Module, "compile", broken)
-    assert compile_blocks(model, *pair(model)).startswith("not compiled: not on this Python")
+    assert compile_blocks(model, *pair(model), CPU).startswith("not compiled: not on this Python")
     assert torch.equal(logits, plainly(model)[0])
 
 
@@ -70,10 +73,20 @@ def test_a_compiler_is_believed_only_if_loss_and_gradients_agree(model, monkeypa
 
     logits, _ = plainly(model)
     monkeypatch.setattr(nn.Module, "compile", rough)
-    said = compile_blocks(model, *pair(model))
+    said = compile_blocks(model, *pair(model), CPU)
     start = "blocks compiled; loss and gradients within" if kept else "not compiled: loss and gradients differ by"
     assert said.startswith(start)
     assert kept or torch.equal(logits, plainly(model)[0])
+
+
+def test_a_gradient_that_is_nan_is_no_agreement(model, monkeypatch):
+    """Not even where the loss is sound: the slope of sqrt at 0 is infinite, and 0 times it is NaN."""
+
+    def broken(self, *args, **options):
+        self._compiled_call_impl = lambda *arguments: Block.forward(self, *arguments) + 0 * (0 * arguments[0]).sqrt()
+
+    monkeypatch.setattr(nn.Module, "compile", broken)
+    assert compile_blocks(model, *pair(model), CPU).startswith("not compiled: loss and gradients differ by nan")
 
 
 @pytest.mark.slow
@@ -81,7 +94,7 @@ def test_a_compiler_is_believed_only_if_loss_and_gradients_agree(model, monkeypa
 def test_a_real_compiler_agrees_or_is_left(model):
     """T11: whatever the machine has, the logits stay what they were."""
     logits, names = plainly(model)
-    said = compile_blocks(model, *pair(model))
+    said = compile_blocks(model, *pair(model), CPU)
     assert said.startswith(("blocks compiled; loss and gradients within ", "not compiled: "))
     after, names_after = plainly(model)
     assert torch.allclose(after, logits, rtol=0, atol=1e-4)

@@ -11,10 +11,12 @@ from safetensors.torch import load_file
 from mainstem import durable
 from mainstem.config import OPTIMIZERS
 from mainstem.errors import DataError, Interrupted, RunError, TrainingFailed
+from mainstem.model.kernels.equip import equip
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text import tokens
 from mainstem.text.corpus import Source
 from mainstem.training import checkpoint, loop
+from mainstem.training import step as train_step
 from mainstem.training.events import Evaluated, Evaluating, Notice, Observed, Sampled, Saved, Step
 from mainstem.training.folder import RunFolder, append_row, read_rows
 from mainstem.training.optim import Optimizer
@@ -138,6 +140,7 @@ def test_the_seed_decides(small, tmp_path):
 def test_compiling_leaves_training_on(small, whole, tmp_path, monkeypatch):
     """Dropout too: a compiler that changes nothing ends in the same bytes, also when the run is resumed."""
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)
+    monkeypatch.setattr(loop, "equip", lambda *where, compiled: equip(*where))  # the loop of the run beside it
     changes = {"model": {"dropout": 0.1}, "vitals_every": 3, "compile": True}
     stopped(tmp_path / "run", small, 9, **changes)
     events = finish(training(tmp_path / "run", small, **changes))
@@ -501,7 +504,7 @@ def test_the_last_sound_checkpoint_outlives_a_failure(small, tmp_path):
 def test_a_failure_takes_no_sound_checkpoint_with_it(small, tmp_path, monkeypatch, loss, eval_every, kept):
     """Of the weights at step 4: gone if they gave the NaN; kept if evaluated, or if their gradient alone is bad."""
     made = training(tmp_path / "run", small, eval_every=eval_every, save_every=4)
-    real = loop.loss_sum
+    real = train_step.loss_sum
 
     def bad(model, x, y):
         total = real(model, x, y)
@@ -511,7 +514,7 @@ def test_a_failure_takes_no_sound_checkpoint_with_it(small, tmp_path, monkeypatc
     for event in events:
         if isinstance(event, Evaluated if eval_every else Saved):
             break
-    monkeypatch.setattr(loop, "loss_sum", bad)
+    monkeypatch.setattr(train_step, "loss_sum", bad)
     with pytest.raises(TrainingFailed, match="step 5 is not finite"):
         list(events)
     assert made.run.checkpoint_at(4).is_dir() == kept

@@ -14,8 +14,11 @@ from mainstem.bench.timing import Alternated, alternate
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.gpt import GPT
-from mainstem.training.evaluate import loss_sum
+from mainstem.model.kernels.equip import equip
+from mainstem.training import allocator
+from mainstem.training.device import Device
 from mainstem.training.optim import Optimizer
+from mainstem.training.step import TrainStep
 
 SHAPES = {  # (layers, heads, width, context, batch, vocabulary)
     "small": (4, 4, 128, 64, 12, 65),
@@ -38,15 +41,12 @@ def model_of(shape: str) -> tuple[GPT, Tensor, Tensor]:
 
 def our_step(model: GPT, x: Tensor, y: Tensor) -> Step:
     """One step as the training loop takes it: loss, gradient, clipping, AdamW."""
-    optimizer = Optimizer(model, TrainConfig())
-    parameters = list(model.parameters())
+    config, device = TrainConfig(batch_size=len(x), clip=CLIP), Device.choose("cpu")
+    equip(model, device.device, x.numel())
+    train_step = TrainStep(model, Optimizer(model, config), config, device)
 
     def step() -> None:
-        (loss_sum(model, x, y) / y.numel()).backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        torch.nn.utils.clip_grads_with_norm_(parameters, CLIP, norm)
-        optimizer.step(1.0)
-        optimizer.zero_grad()
+        train_step.move(0, train_step.gradient(x, y).norm)
 
     return step
 
@@ -79,6 +79,7 @@ def measure(
 
     Raises ConfigError for an unknown shape and for less than one round.
     """
+    allocator.keep_freed()  # as the training loop has it; the peer gains by it too
     model, x, y = model_of(shape)
     ours, floor, notes = our_step(model, x, y), compute_floor(model, *x.shape), []
     try:

@@ -95,8 +95,8 @@ class Attention(nn.Module):
         self, x: Tensor, view: View = CAUSAL, slot: CacheSlot | None = None, tap: Tap | None = None
     ) -> Tensor:
         """(B, T, C) -> (B, T, C). With a cache slot the queries also see the keys that it holds."""
-        q, k, v = (part.unflatten(-1, (self.n_head, self.d_head)) for part in self.c_attn(x).chunk(3, dim=-1))
-        q, k = self.q_norm(q), self.k_norm(k)  # (B, T, H, D)
+        q, k, v = self.c_attn(x).unflatten(-1, (3, self.n_head, self.d_head)).unbind(-3)  # (B, T, H, D)
+        q, k = self.q_norm(q), self.k_norm(k)
         if view.rotation is not None:
             q, k = rotate(q, *view.rotation), rotate(k, *view.rotation)
         q, k, v = touch(tap, "attn.q", q), touch(tap, "attn.k", k), touch(tap, "attn.v", v)

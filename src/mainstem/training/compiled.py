@@ -1,38 +1,46 @@
 """Compiling the blocks, with proof on the first batch that nothing changed."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from mainstem.model.gpt import GPT
+from mainstem.training.device import Device
 from mainstem.training.evaluate import loss_sum
 
 TOLERANCE = 1e-3
 """Largest difference of the loss or of a gradient, over the largest value, that counts as the same."""
+TOLERANCE_BFLOAT16 = 2e-2
+"""The same where products are rounded to eight bits."""
 
 
-def _probe(model: GPT, x: Tensor, y: Tensor) -> list[Tensor]:
+def _probe(model: GPT, x: Tensor, y: Tensor, device: Device) -> list[Tensor]:
     """The loss and every gradient, without dropout; the gradients are dropped from the model again."""
-    loss = loss_sum(model, x, y)
+    with device.autocast():
+        loss = loss_sum(model, x, y)
     return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
 
 
-def compile_blocks(model: GPT, x: Tensor, y: Tensor) -> str:
+def compile_blocks(model: GPT, x: Tensor, y: Tensor, device: Device) -> str:
     """Compile every block in place and compare with the plain model; fall back to it if they differ or it fails.
 
-    Names of parameters stay what they are. x and y are (B, T). Returns the sentence that says what happened.
+    Names of parameters stay what they are. x and y are (B, T), as many windows as a step has at once, so that what is
+    compared is what will train. Returns the sentence that says what happened.
     """
     model.eval()
-    plain = _probe(model, x, y)
+    plain = _probe(model, x, y, device)
     try:
         for block in model.blocks:
             block.compile()
-        pairs = zip(_probe(model, x, y), plain, strict=True)
-        difference = max(((a - b).abs().max() / b.abs().max().clamp(min=1e-12)).item() for a, b in pairs)
+        pairs = zip(_probe(model, x, y, device), plain, strict=True)
+        differences = [((a - b).abs().max() / b.abs().max().clamp(min=1e-12)).item() for a, b in pairs]
+        difference = float("nan") if any(map(math.isnan, differences)) else max(differences)
         reason = f"loss and gradients differ by {difference:.1e}"
     except Exception as error:  # whatever a broken compiler raises, the plain model still trains
         difference, reason = float("nan"), (str(error).strip() or repr(error)).splitlines()[0]
     model.train()
-    if difference <= TOLERANCE:
+    if difference <= (TOLERANCE if device.autocast_dtype is None else TOLERANCE_BFLOAT16):
         return f"blocks compiled; loss and gradients within {difference:.1e} of the plain model's"
     for block in model.blocks:
         block._compiled_call_impl = None

@@ -19,16 +19,18 @@ from mainstem import counts, durable
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, Interrupted, RunError, TrainingFailed
 from mainstem.model.gpt import GPT
+from mainstem.model.kernels.equip import equip
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import Prepared, Windows, bytes_per_token
-from mainstem.training import checkpoint, compiled, folder, schedule
+from mainstem.training import allocator, checkpoint, compiled, folder
 from mainstem.training.device import Device
 from mainstem.training.doctor import free_memory
-from mainstem.training.evaluate import evaluate, loss_sum
+from mainstem.training.evaluate import evaluate
 from mainstem.training.events import Evaluated, Evaluating, Event, Notice, Observed, Sampled, Saved, Step
 from mainstem.training.folder import RunFolder, append_row, cut_rows, refuse_changes
 from mainstem.training.optim import Optimizer
+from mainstem.training.step import TrainStep
 from mainstem.training.vitals import Vitals, first_non_finite
 
 
@@ -72,7 +74,10 @@ class Training:
         self.windows = Windows(self.data.train, n_ctx, config.seed, vocab_size, str(self.data.path))
         self.token_bytes = bytes_per_token(self.data.tokenizer)
         self.model = GPT(self.model_config, seed=config.seed).to(self.device.device)
+        tokens = config.windows_at_once * n_ctx
+        self.kernels = equip(self.model, self.device.device, tokens, compiled=config.compile)
         self.optimizer = Optimizer(self.model, config, fused=self.device.fused)
+        self.train_step = TrainStep(self.model, self.optimizer, config, self.device)
 
     def events(self) -> Iterator[Event]:
         """Train. Raises TrainingFailed (non-finite numbers, full disk), Interrupted, or RunError (cannot resume)."""
@@ -107,9 +112,11 @@ class Training:
             yield Notice(f"this run has done its {config.steps:,} steps; --extend --steps N trains it to step N")
             return
         self._require_room()
+        allocator.keep_freed()
         if config.compile:
             x, y = self._batch()
-            yield Notice(compiled.compile_blocks(self.model, x[:1], y[:1]))
+            at_once = config.windows_at_once
+            yield Notice(compiled.compile_blocks(self.model, x[:at_once], y[:at_once], self.device))
         self.model.train()
 
     def _take_weights(self, source: Path) -> None:
@@ -130,30 +137,16 @@ class Training:
     def _step(self) -> Iterator[Event]:
         start, config = time.perf_counter(), self.config
         x, y = self._batch()
-        micro = config.windows_at_once
         torch.manual_seed(_mix(config.seed, self.done))  # dropout follows from (seed, step)
         looked = Vitals(self.model, x, y, self.device) if _due(self.done, config.vitals_every) else None
-        total = torch.zeros((), dtype=torch.float64)
-        for first in range(0, config.batch_size, micro):
-            self.should_stop()
-            with self.device.autocast():
-                part = loss_sum(self.model, x[first : first + micro], y[first : first + micro])
-            (part / y.numel()).backward()  # the one division: by the count of the whole batch
-            total += part.detach().cpu()
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
-        loss, grad_norm = total.item() / y.numel(), norm.item()
+        loss, grad_norm = self.train_step.gradient(x, y, self.should_stop)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             what = f"loss {loss:g}, gradient norm {grad_norm:g}"
             bad_weights = not math.isfinite(loss) and self.evaluated != self.done
             self._fail(self.done + 1, what, self._first_bad(x), bad_weights)
-        if config.clip:
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), config.clip, norm)
-        rate = schedule.rate(self.done, config)
-        self.optimizer.step(rate)
-        self.optimizer.zero_grad()
+        rate = self.train_step.move(self.done, grad_norm)
         self.done += 1
-        bits = total.item() / math.log(2) / max(1, int(self.token_bytes[y.cpu().numpy()].sum()))
+        bits = loss * y.numel() / math.log(2) / max(1, int(self.token_bytes[y.cpu().numpy()].sum()))
         event = Step(self.done, loss, bits, config.lr * rate, grad_norm, y.numel(), time.perf_counter() - start)
         append_row(self.run.metrics, {"kind": "train", **vars(event)})
         yield event
@@ -235,7 +228,7 @@ class Training:
         """Write `run.json`; refuse other data than it names, and say when bytes may differ from one run's."""
         data = {name: said["sha256"] for name, said in self.data.passport["files"].items()}
         device, threads = str(self.device.device), torch.get_num_threads()
-        made_with = {"torch": str(torch.__version__), "threads": threads, "device": device}
+        made_with = {"torch": str(torch.__version__), "threads": threads, "device": device, "kernels": self.kernels}
         configs = {"model": self.model.config.to_dict(), "train": self.config.to_dict()}
         if self.run.exists():
             saved = self.run.settings()
