@@ -168,7 +168,7 @@ def test_a_config_is_changed_by_replace_alone():
 
 
 def test_presets():
-    assert list(PRESETS) == ["tiny", "mini", "andrea-nano", "andrea-12m", "andrea-120m", "andrea-480m", "gpt2"]
+    assert list(PRESETS) == ["tiny", "swift", "mini", "andrea-nano", "andrea-12m", "andrea-120m", "andrea-480m", "gpt2"]
     assert all(name == chosen.name and chosen.about for name, chosen in PRESETS.items())
 
 

@@ -294,6 +294,18 @@ def _andrea(**shape: Any) -> ModelConfig:
     return ModelConfig(n_ctx=1024, activation="gelu_tanh", position="learned", **shape)
 
 
+_SWIFT = Preset(
+    "swift",
+    "nanoGPT's loss on a CPU, a good deal sooner; for characters",
+    ModelConfig(
+        n_ctx=64, n_layer=2, d_mlp=256, position="rotary", rope_base=20.0, attn_scale=0.1, qk_norm=True, bias=False,
+    ),
+    TrainConfig(
+        steps=275, batch_size=12, optimizer="muon", muon_lr=0.035, momentum=0.8, lr=1e-2, weight_decay=0.0, clip=0.0,
+        schedule="linear", min_lr=0.0, warmup=0, eval_every=0, save_every=0, vitals_every=0,
+    ),
+)  # fmt: skip
+
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
@@ -303,6 +315,7 @@ PRESETS: dict[str, Preset] = {
             ModelConfig(vocab_size=512, n_ctx=64, n_layer=2, n_head=2, d_model=64),
             TrainConfig(steps=200, batch_size=8, lr=3e-3, warmup=10, eval_every=100, save_every=50, vitals_every=50),
         ),
+        _SWIFT,
         Preset(
             "mini",
             "Mini GPT: erf-GELU, an untied head with bias, dropout",

@@ -191,7 +191,7 @@ def test_the_subject_is_the_same_at_every_call():
 
 def test_which_models_the_peer_can_hold():
     known = {name: unlike_gpt2(preset.model) for name, preset in PRESETS.items()}
-    assert known == {**dict.fromkeys(known), "mini": "lm_head_bias"}
+    assert known == {**dict.fromkeys(known), "mini": "lm_head_bias", "swift": "position"}
     others = {
         "residual": "post", "norm": "rmsnorm", "position": "rotary", "activation": "swiglu", "bias": False,
         "qk_norm": True, "d_head": 4, "attn_scale": 0.5, "d_mlp": 0,

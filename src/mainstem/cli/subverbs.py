@@ -15,4 +15,4 @@ def choose(verb: str, about: str, table: Mapping[str, str], argv: Sequence[str])
         return
     if argv[0] not in table:
         raise UserError(f"{verb}: unknown question {argv[0]!r}; {nearest(argv[0], table)}")
-    importlib.import_module(f"mainstem.cli.{verb}.{argv[0]}").main(argv[1:])
+    importlib.import_module(f"mainstem.cli.{verb}.{argv[0].replace('-', '_')}").main(argv[1:])

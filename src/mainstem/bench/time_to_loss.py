@@ -1,0 +1,244 @@
+"""How much sooner a preset of ours reaches the loss at which the reference recipe ends, on the same characters.
+
+Two clocks run over training alone: batches, gradients and updates; not over building and scoring. The sides take turns,
+so that a machine whose speed drifts disturbs both alike. Both are scored after every SEGMENT steps on the whole
+validation text, in windows that do not overlap, and a side has reached a loss at its first score that is not above it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mainstem.bench import memory
+from mainstem.bench.reference import Recipe, Reference
+from mainstem.config import Preset, preset
+from mainstem.errors import ConfigError, DataError
+from mainstem.model.gpt import GPT
+from mainstem.model.kernels.equip import equip
+from mainstem.model.mode import evaluating
+from mainstem.text.tokens import Windows, evaluation_windows
+from mainstem.training import allocator
+from mainstem.training.device import Device
+from mainstem.training.optim import Optimizer
+from mainstem.training.step import TrainStep
+
+OURS, REFERENCE = "mainstem", "reference"
+PRESET = "swift"
+SEGMENT = 25
+"""Steps between scores, and of a side's turn."""
+AT_ONCE = 128
+"""Windows that are scored at once."""
+
+
+class Data(NamedTuple):
+    """A text as the ids of its characters, its last tenth held out."""
+
+    train: np.ndarray
+    """(N,) uint16."""
+    val: np.ndarray
+    vocabulary: int
+    context: int
+    """Characters that are seen at once."""
+
+
+def characters(text: str, context: int = Recipe.context) -> Data:
+    """One id a character, in code-point order. DataError if the held-out tenth holds no window of `context`."""
+    alphabet, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
+    split = len(ids) - len(ids) // 10
+    if len(ids) - split <= context:
+        raise DataError(f"{len(text):,} characters; a tenth of them must hold a window of {context}: give more text")
+    ids = ids.astype(np.uint16)
+    return Data(ids[:split], ids[split:], len(alphabet), context)
+
+
+class Side(Protocol):
+    """What trains: `step(i)` for each i from 0 to `steps` - 1."""
+
+    @property
+    def model(self) -> nn.Module:
+        """Ids (B, T) -> logits (B, T, V)."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """How many there are."""
+        ...
+
+    def step(self, done: int) -> None:
+        """Train once more after `done` steps."""
+        ...
+
+
+class Ours:
+    """A preset at work, by the library's own parts."""
+
+    def __init__(self, chosen: Preset, tokens: np.ndarray, vocabulary: int, seed: int):
+        self.config = chosen.train.replace(seed=seed)
+        self.steps = self.config.steps
+        self.model = GPT(chosen.model.replace(vocab_size=vocabulary), seed=seed)
+        self.windows = Windows(tokens, chosen.model.n_ctx, seed, vocabulary)
+        device = Device.choose("cpu")
+        equip(self.model, device.device, self.config.batch_size * chosen.model.n_ctx)
+        self._train_step = TrainStep(self.model, Optimizer(self.model, self.config), self.config, device)
+
+    def step(self, done: int) -> None:
+        """One step as the training loop takes it: batch, loss, gradient, clipping, update."""
+        x, y = (torch.from_numpy(part) for part in self.windows.batch(done, self.config.batch_size))
+        self._train_step.move(done, self._train_step.gradient(x, y).norm)
+
+
+def validation_loss(model: nn.Module, data: Data) -> float:
+    """Nats per character over the held-out tenth, each but the first predicted once."""
+    total, count = 0.0, 0
+    with evaluating(model), torch.no_grad():
+        for x, y in evaluation_windows(data.val, data.context, AT_ONCE):
+            logits = model(torch.from_numpy(x))
+            total += F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(y).flatten(), reduction="sum").item()
+            count += y.size
+    return total / count
+
+
+class Score(NamedTuple):
+    """The validation loss after so many steps, which took so many seconds."""
+
+    steps: int
+    seconds: float
+    loss: float
+
+
+@dataclass
+class Run:
+    """A side and its clock."""
+
+    side: Side
+    data: Data
+    scores: list[Score] = field(default_factory=list)
+
+    @property
+    def done(self) -> int:
+        """Steps."""
+        return self.scores[-1].steps if self.scores else 0
+
+    @property
+    def share(self) -> float:
+        """Of its steps."""
+        return self.done / self.side.steps
+
+    def turn(self) -> None:
+        """Train for at most SEGMENT steps by the clock, then score."""
+        before = self.scores[-1].seconds if self.scores else 0.0
+        until = min(self.done + SEGMENT, self.side.steps)
+        start = time.perf_counter()
+        for step in range(self.done, until):
+            self.side.step(step)
+        seconds = before + time.perf_counter() - start
+        self.scores.append(Score(until, seconds, validation_loss(self.side.model, self.data)))
+
+    def reached(self, loss: float) -> Score | None:
+        """The first score that is not above a loss."""
+        return next((score for score in self.scores if score.loss <= loss), None)
+
+
+def measure(
+    text: str,
+    seeds: Sequence[int] = (1, 2, 3),
+    *,
+    recipe: Recipe | None = None,
+    chosen: Preset | None = None,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> dict[str, Any]:
+    """Both sides on a text, seed by seed.
+
+    Args:
+        text: its last tenth is what both are scored on.
+        seeds: of weights and batches; a race for each.
+        recipe: the reference's; as published if None.
+        chosen: ours; `swift` if None.
+        progress: called with the turns done, their number, and where the race stands.
+
+    Returns plain values, in seconds and bytes: `speedup`, the smallest over the seeds, None if ours missed the target
+    with one of them; `seeds`, a row each; `memory_over_reference`, None where nobody counts; `memory`, `torch`,
+    `threads`, and both sides' settings.
+
+    Raises DataError for a short text, ConfigError for no seed or a preset whose windows are of another length.
+    """
+    recipe, chosen = recipe or Recipe(), chosen or preset(PRESET)
+    if not seeds:
+        raise ConfigError("seeds: none was given; give one at least")
+    if chosen.model.n_ctx != recipe.context:
+        raise ConfigError(
+            f"n_ctx: {chosen.model.n_ctx} is not the reference's {recipe.context}; the tasks would differ"
+        )
+    data = characters(text, recipe.context)
+    starts: dict[str, Callable[[int], Side]] = {
+        REFERENCE: partial(Reference, recipe, data.train, data.vocabulary),
+        OURS: partial(Ours, chosen, data.train, data.vocabulary),
+    }
+    allocator.keep_freed()  # as the training loop has it; the reference gains by it too
+    peaks = {name: memory.alone(_peak, start) for name, start in starts.items()}
+    for start in starts.values():  # what only a first step does is on no clock
+        start(seeds[0]).step(0)
+    turns = sum(-(-steps // SEGMENT) for steps in (recipe.iterations, chosen.train.steps))
+    rows = []
+    for number, seed in enumerate(seeds):
+
+        def tick(done: int, what: str, before: int = number * turns, seed: int = seed) -> None:
+            progress(before + done, turns * len(seeds), f"seed {seed}: {what}")
+
+        rows.append({"seed": seed, **_race({name: Run(start(seed), data) for name, start in starts.items()}, tick)})
+    speedups = [row["speedup"] for row in rows]
+    ours, theirs = peaks[OURS], peaks[REFERENCE]
+    return {
+        "speedup": None if None in speedups else min(speedups),
+        "seeds": rows,
+        "memory_over_reference": ours / theirs if ours and theirs else None,
+        "memory": peaks,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "settings": {
+            REFERENCE: vars(recipe),
+            OURS: {"preset": chosen.name, "model": chosen.model.to_dict(), "train": chosen.train.to_dict()},
+        },
+    }
+
+
+def _race(runs: dict[str, Run], tick: Callable[[int, str], None]) -> dict[str, Any]:
+    """Both to their ends, the turn always that of the side that has done the smaller share; then who was where when."""
+    turns = 0
+    while (run := min(runs.values(), key=lambda run: run.share)).share < 1:
+        run.turn()
+        turns += 1
+        last = {name: f"{name} {run.scores[-1].loss:.3f}" for name, run in runs.items() if run.scores}
+        tick(turns, ", ".join(last.values()))
+    target = runs[REFERENCE].scores[-1].loss
+    reached = {name: run.reached(target) for name, run in runs.items()}
+    ours, theirs = reached[OURS], reached[REFERENCE]
+    assert theirs is not None
+    return {
+        "target": target,
+        "speedup": ours and theirs.seconds / ours.seconds,
+        "seconds": {name: score and score.seconds for name, score in reached.items()},
+        "steps": {name: score and score.steps for name, score in reached.items()},
+        "last": {name: run.scores[-1].loss for name, run in runs.items()},
+        "scores": {name: [list(score) for score in run.scores] for name, run in runs.items()},
+    }
+
+
+def _peak(start: Callable[[int], Side]) -> int | None:
+    """What training takes at its highest, in bytes: model, optimizer, and three steps."""
+
+    def train() -> list[torch.Tensor]:
+        side = start(1)
+        for step in range(min(3, side.steps)):
+            side.step(step)
+        return list(side.model.parameters())
+
+    train()  # loads what training needs
+    return memory.taken(train).peak
