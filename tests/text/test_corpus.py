@@ -156,17 +156,37 @@ def test_a_boundary_is_one_for_the_tokenizer_too(text, end):
         assert BPE.encode(text[: found.end()]) + BPE.encode(text[found.end() :]) == BPE.encode(text)
 
 
-@given(st.lists(TEXTS, max_size=5), st.integers(8, 40))
-def test_pieces_are_bounded_and_lose_nothing(texts, size):
-    counts, limit = Counts(), corpus.PIECE_CHARACTERS
-    corpus.PIECE_CHARACTERS = size
+def cut(texts, size, run):
+    counts, limits = Counts(), (corpus.PIECE_CHARACTERS, corpus.RUN_CHARACTERS)
+    corpus.PIECE_CHARACTERS, corpus.RUN_CHARACTERS = size, run
     try:
-        pieces = list(corpus._cut([corpus.Piece(text, True) for text in texts], counts))
+        return list(corpus._cut(texts, counts)), counts
     finally:
-        corpus.PIECE_CHARACTERS = limit
+        corpus.PIECE_CHARACTERS, corpus.RUN_CHARACTERS = limits
+
+
+@given(st.lists(TEXTS, max_size=5), st.integers(8, 40), st.integers(0, 60))
+def test_pieces_are_bounded_and_lose_nothing(texts, size, more):
+    pieces, counts = cut([corpus.Piece(text, True) for text in texts], size, size + more)
     assert "".join(piece.text for piece in pieces) == "".join(texts)
-    assert all(0 < len(piece.text) <= size for piece in pieces)
+    assert all(0 < len(piece.text) <= size + more for piece in pieces)
+    long = [piece.text for piece in pieces if len(piece.text) > size]
+    assert not any(corpus.LAST_BOUNDARY.match(text, 0, size) for text in long)
     assert counts.documents == sum(piece.ends_document for piece in pieces) == sum(map(bool, texts))
+
+
+@given(TEXTS, st.integers(8, 40), st.integers(0, 60), st.integers(1, 30))
+def test_shorter_pieces_and_other_parts_make_the_same_tokens(text, size, more, part):
+    """An unbroken run is cut where it was, however it came."""
+
+    def ids(parts, size):
+        pieces, _ = cut([*(corpus.Piece(each, False) for each in parts), corpus.Piece("", True)], size, size + more)
+        return [i for piece in pieces for i in BPE.encode(piece.text)]
+
+    run = size + more
+    pieces, _ = cut([corpus.Piece(text, True)], run, run)
+    parts = [text[start : start + part] for start in range(0, len(text), part)]
+    assert ids(parts, size) == [i for piece in pieces for i in BPE.encode(piece.text)]
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
@@ -186,7 +206,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
 def test_an_unbroken_run_is_cut_too(text, tmp_path):
     pieces = list(source_of(tmp_path, text.encode()).pieces())
     assert "".join(piece.text for piece in pieces) == text
-    assert max(len(piece.text) for piece in pieces) <= corpus.PIECE_CHARACTERS
+    assert max(len(piece.text) for piece in pieces) == corpus.RUN_CHARACTERS
 
 
 def test_the_bundled_plays_read_as_plays():

@@ -40,11 +40,6 @@ def test_any_text_comes_back_to_the_byte(text):
         assert each.decode_bytes(each.encode(text)) == text.encode()
 
 
-@given(UNICODE, UNICODE)
-def test_a_batch_is_its_rows(a, b):
-    assert BPE.encode_batch([a, b]) == [BPE.encode(a), BPE.encode(b)]
-
-
 @pytest.mark.parametrize("each", [*EVERY_BYTE, Characters("".join(sorted(set(ENDED))))], ids=lambda e: e.kind)
 def test_end_of_text_in_a_text_stays_text(each):
     ids = each.encode(ENDED)

@@ -120,6 +120,7 @@ def test_a_sample_is_said_whenever_there_is_one(tmp_path, monkeypatch, limit, sa
 def test_unspaced_text_is_sampled_for_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "UNSPACED_SAMPLE_BYTES", 5_000)
     monkeypatch.setattr("mainstem.text.corpus.PIECE_CHARACTERS", 500)
+    monkeypatch.setattr("mainstem.text.corpus.RUN_CHARACTERS", 500)
     text = "".join(random.Random(1).choices([chr(0xAC00 + i) for i in range(2000)], k=20_000))
     assert prepared_from(tmp_path, text, vocab_size=300).passport["tokenizer_sample_bytes"] < 8_000
 

@@ -23,7 +23,8 @@ from typing import IO, NamedTuple
 from mainstem.errors import DataError, nearest
 
 BLOCK_BYTES = 1 << 20  # read at once
-PIECE_CHARACTERS = 1 << 16  # handed on at once
+PIECE_CHARACTERS = 1 << 13  # handed on at once: a tokenizer's work on that much stays in a core's cache
+RUN_CHARACTERS = 1 << 16  # of an unbroken run that are handed on at once
 RECORD_SEPARATOR = "\x1e"  # between the documents of a bundled text
 STDIN = "-"
 
@@ -293,13 +294,16 @@ def _split(blocks: Iterable[str], separator: str | None) -> Iterator[Piece]:
 
 
 def _cut(parts: Iterable[Piece], counts: Counts) -> Iterator[Piece]:
-    """Pieces of at most PIECE_CHARACTERS, without the empty documents."""
+    """Pieces of at most PIECE_CHARACTERS, or RUN_CHARACTERS where no boundary comes sooner; no empty documents."""
     held, begun = "", False
     for text, ends_document in parts:
         held, start = held + text, 0
         while len(held) - start > PIECE_CHARACTERS:
             found = LAST_BOUNDARY.match(held, start, start + PIECE_CHARACTERS)
-            end = found.end() if found else start + PIECE_CHARACTERS
+            if found is None and len(held) - start <= RUN_CHARACTERS:
+                break  # the boundary may be in the next part
+            found = found or LAST_BOUNDARY.match(held, start, start + RUN_CHARACTERS)
+            end = found.end() if found else start + RUN_CHARACTERS
             yield Piece(held[start:end], False)
             start, begun = end, True
         held = held[start:]

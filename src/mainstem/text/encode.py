@@ -1,9 +1,11 @@
 """One source -> a tokenizer made for it, and one file of its ids, in bounded memory."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,10 +14,14 @@ from mainstem.text import tokenizer as tokenizers
 from mainstem.text.corpus import Counts, Piece, Source
 from mainstem.text.tokenizer import Tokenizer
 
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
 SAMPLE_BYTES = 64 << 20  # of text that a tokenizer is trained on, at most
 # BPE training holds about 85 bytes for each byte of the pieces that occur once, and without spaces nearly all do.
 UNSPACED_SAMPLE_BYTES = 8 << 20
-BATCH_CHARACTERS = 1 << 21  # encoded at once
+BATCH_CHARACTERS = 1 << 20  # encoded at once
+AHEAD = 2  # batches: the cores that are done with one begin the next, and Python reads and writes meanwhile
 MOST_UNKNOWN = 0.01  # of the characters, dropped before the text is called another alphabet's
 
 
@@ -91,23 +97,18 @@ def encode(source: Source, tokenizer: Tokenizer, path: Path, between: Callable[[
     met, characters, unknown = Counts(), 0, 0
     strangers: set[str] = set()
     histogram = np.zeros(tokenizer.vocab_size, np.int64)
-    with open(path, "wb") as file:
+
+    def batches() -> Iterator[list[Piece]]:
         for batch in _batches(source.pieces(met)):
             between(met.bytes)
-            texts = []
-            for text, _ in batch:
-                strange = tokenizer.unknown(text)
-                known = text.translate(dict.fromkeys(map(ord, strange))) if strange else text
-                characters, unknown = characters + len(text), unknown + len(text) - len(known)
-                strangers |= strange
-                texts.append(known)
-            rows = tokenizer.encode_batch(texts)
-            for row, piece in zip(rows, batch, strict=True):
-                if piece.ends_document:
-                    row.append(end_of_text)
-            ids = np.fromiter(chain.from_iterable(rows), dtype(tokenizer))
-            file.write(ids.tobytes())
-            histogram += np.bincount(ids, minlength=len(histogram))
+            yield batch
+
+    with open(path, "wb") as file:
+        for part in _ahead(lambda batch: _encode_batch(batch, tokenizer, end_of_text), batches()):
+            characters, unknown = characters + part.characters, unknown + part.unknown
+            strangers |= part.strangers
+            file.write(part.ids.tobytes())
+            histogram += np.bincount(part.ids, minlength=len(histogram))
     between(met.bytes)
     if not met.documents:
         raise DataError(f"{source.names()}: no text in {met.bytes:,} bytes, so nothing to learn; give another file")
@@ -120,6 +121,39 @@ def encode(source: Source, tokenizer: Tokenizer, path: Path, between: Callable[[
     share = histogram[histogram > 0] / histogram.sum()
     seen = {"tokens": int(histogram.sum()), "characters": characters, "unknown": unknown, "dropped": unknown}
     return Encoded(asdict(met) | seen, float(-(share * np.log(share)).sum()))
+
+
+class _Part(NamedTuple):
+    """A batch of pieces as ids, and what was dropped from it."""
+
+    ids: np.ndarray
+    characters: int
+    unknown: int
+    strangers: set[str]
+
+
+def _encode_batch(batch: list[Piece], tokenizer: Tokenizer, end_of_text: int) -> _Part:
+    texts = [piece.text for piece in batch]
+    characters, strangers = sum(map(len, texts)), tokenizer.unknown("".join(texts))
+    if strangers:
+        dropped = dict.fromkeys(map(ord, strangers))
+        texts = [text.translate(dropped) for text in texts]
+    ids, lengths = tokenizer.encode_batch(texts)
+    ends = np.cumsum(lengths)[[piece.ends_document for piece in batch]]
+    ids = np.insert(ids.astype(dtype(tokenizer)), ends, end_of_text)
+    return _Part(ids, characters, characters - sum(map(len, texts)), strangers)
+
+
+def _ahead(work: Callable[[Given], Made], given: Iterable[Given]) -> Iterator[Made]:
+    """What `work` makes of each, in order. AHEAD are being made in threads while another is read or used."""
+    with ThreadPoolExecutor(AHEAD) as threads:
+        waiting: deque[Future[Made]] = deque()
+        for each in given:
+            waiting.append(threads.submit(work, each))
+            if len(waiting) > AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -6,11 +6,14 @@ file. The end-of-text token is the last id of those made here.
 
 import hashlib
 import json
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Sized
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -48,8 +51,11 @@ class Tokenizer(ABC):
     token_bytes: list[bytes]  # the raw bytes of each id; b"" for special ids
 
     @abstractmethod
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Each text's ids, none of them special. DataError for text that this tokenizer cannot write."""
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of the texts, one text after the other, and how many each has: (N,) and (len(texts),) integers.
+
+        None of them is special. DataError for text that this tokenizer cannot write.
+        """
 
     @abstractmethod
     def _file(self) -> str:
@@ -57,7 +63,7 @@ class Tokenizer(ABC):
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, none of them special."""
-        return self.encode_batch([text])[0]
+        return self.encode_batch([text])[0].tolist()
 
     def unknown(self, text: str) -> set[str]:
         """The characters of `text` that `encode` refuses; none where every byte has a token."""
@@ -102,11 +108,17 @@ class BPE(Tokenizer):
         if PROBE.encode() not in self.decode_bytes(self.encode(PROBE)):  # its tokens are bytes, but not its pieces
             raise DataError("a BPE that does not split text into bytes first; only byte-level BPE can be used")
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Each text's ids; runs on all cores. DataError for a lone surrogate, which no UTF-8 can hold."""
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of the texts, and how many each has. Runs on all cores, and other threads of Python run meanwhile.
+
+        DataError for a lone surrogate, which no UTF-8 can hold.
+        """
         for text in texts:
-            _refuse_surrogates(text)
-        return [encoding.ids for encoding in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
+            _utf8(text)
+        encodings = self._inner.encode_batch_fast(texts, add_special_tokens=False)
+        lengths = _lengths(encodings)
+        ids = chain.from_iterable(encoding.ids for encoding in encodings)
+        return np.fromiter(ids, np.uint32, lengths.sum()), lengths
 
     def _file(self) -> str:
         return self._text
@@ -118,28 +130,32 @@ class Characters(Tokenizer):
     kind = "char"
 
     def __init__(self, characters: str):
-        self._ids = {character: i for i, character in enumerate(characters)}
+        self._characters = characters
+        self._ids = np.full(sys.maxunicode + 1, -1, np.int32)  # of each code point
+        self._ids[_code_points(characters)] = np.arange(len(characters))
         self.vocab_size = len(characters) + 1
         self.eot_id = len(characters)
         self.token_bytes = [character.encode() for character in characters] + [b""]
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Each text's ids. DataError names the characters that the alphabet lacks."""
-        try:
-            return [[self._ids[character] for character in text] for text in texts]
-        except KeyError:
-            missing = sorted(set().union(*map(self.unknown, texts)))
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of the texts, and how many each has. DataError names the characters that the alphabet lacks."""
+        text = "".join(texts)
+        ids = self._ids[_code_points(text)]
+        if ids.min(initial=0) < 0:
+            missing = sorted(self.unknown(text))
             raise DataError(
-                f"{len(missing)} character(s) are not in this tokenizer's alphabet of {len(self._ids)}: "
+                f"{len(missing)} character(s) are not in this tokenizer's alphabet of {len(self._characters)}: "
                 f"{', '.join(map(repr, missing[:8]))}; remove them, or use a tokenizer of kind bpe or byte"
-            ) from None
+            )
+        return ids, _lengths(texts)
 
     def unknown(self, text: str) -> set[str]:
         """The characters of `text` outside the alphabet."""
-        return set(text) - self._ids.keys()
+        codes = _code_points(text)
+        return {chr(code) for code in np.unique(codes[self._ids[codes] < 0])}
 
     def _file(self) -> str:
-        return _own_file(kind=self.kind, characters="".join(self._ids))
+        return _own_file(kind=self.kind, characters=self._characters)
 
 
 class Bytes(Tokenizer):
@@ -150,11 +166,10 @@ class Bytes(Tokenizer):
     eot_id = 256
     token_bytes = [bytes([i]) for i in range(256)] + [b""]
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Each text's UTF-8 bytes. DataError for a lone surrogate."""
-        for text in texts:
-            _refuse_surrogates(text)
-        return [list(text.encode()) for text in texts]
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The UTF-8 bytes of the texts, and how many each has. DataError for a lone surrogate."""
+        encoded = [_utf8(text) for text in texts]
+        return np.frombuffer(b"".join(encoded), np.uint8), _lengths(encoded)
 
     def _file(self) -> str:
         return _own_file(kind=self.kind)
@@ -262,9 +277,19 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-def _refuse_surrogates(text: str) -> None:
+def _lengths(rows: Sequence[Sized]) -> np.ndarray:
+    return np.fromiter(map(len, rows), np.int64, len(rows))
+
+
+def _code_points(text: str) -> np.ndarray:
+    """(N,) uint32."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+
+
+def _utf8(text: str) -> bytes:
+    """The bytes of a text. DataError for a lone surrogate."""
     try:
-        text.encode()
+        return text.encode()
     except UnicodeEncodeError as error:
         found = text[error.start]
         what = "half of a UTF-16 pair, which no text can hold alone"

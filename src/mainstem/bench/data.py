@@ -1,0 +1,176 @@
+"""What preparing text costs: ours, from a file to a token file, over the library `tokenizers` encoding it in memory.
+
+Both sides have the same tokenizer, the same cuts and all cores. The library's clock runs over its encoding and the
+lists in which it gives its ids; its text is read and cut before. Ours reads, decodes, cuts, encodes, counts and writes.
+"""
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers as library
+from torch import Tensor
+
+from mainstem.bench.memory import alone, taken
+from mainstem.bench.timing import Alternated, alternate, spread
+from mainstem.bench.train import SHAPES, model_of, our_step
+from mainstem.errors import ConfigError, DataError
+from mainstem.text import tokenizer as tokenizers
+from mainstem.text.corpus import Source
+from mainstem.text.encode import AHEAD, BATCH_CHARACTERS, dtype, encode, train
+from mainstem.text.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer
+from mainstem.text.tokens import Windows
+
+OTHERS = ("char", "byte")
+"""The kinds that have no peer."""
+AT_ONCE = (AHEAD + 2) * BATCH_CHARACTERS
+"""Characters that are held at once: the batches in the threads, one that waits, one that is read."""
+BATCHES = 200
+"""Made at each shape, for their time."""
+
+
+def repeated(source: Source, path: Path, size: int) -> int:
+    """Write a text to `path`, over and over until it has `size` bytes or a piece more, and return how many it has.
+
+    One document in UTF-8. DataError if there is no text.
+    """
+    written = 0
+    with open(path, "wb") as file:
+        while written < size:
+            before = written
+            for piece in source.pieces():
+                written += file.write(piece.text.encode())
+                if written >= size:
+                    break
+            if written == before:
+                raise DataError(f"{source.names()}: no text in it, so nothing to encode; give another file")
+    return written
+
+
+def measure(
+    source: Source,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    megabytes: int = 20,
+    rounds: int = 3,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """`encode_over_tokenizers`, `memory_growth` and `batch_over_step`, with what stands behind them.
+
+    Seconds and bytes; a megabyte is 10^6 bytes of UTF-8. A BPE of `vocab_size` is trained on the text, which is then
+    repeated to `megabytes`. `memory_growth` is the peak above what stood before, over that for a quarter of the text.
+    `batch_over_step` is the making of a batch over a training step at the shape `small`, whose step is the shortest.
+
+    Raises ConfigError for less than one megabyte or round, and DataError if there is no text.
+    """
+    if megabytes < 1:
+        raise ConfigError(f"megabytes: {megabytes} is not possible; give at least 1")
+    count, total = itertools.count(1), 4 * (rounds + 1) + 2
+
+    def tick() -> None:
+        progress(next(count), total)
+
+    with tempfile.TemporaryDirectory(prefix="mainstem-bench-") as name:
+        folder = Path(name)
+        quarter, whole = folder / "quarter.txt", folder / "whole.txt"
+        sizes = {quarter: repeated(source, quarter, megabytes * 250_000)}
+        sizes[whole] = repeated(source, whole, megabytes * 1_000_000)
+        bpe = train(source, "bpe", vocab_size, None, lambda: None)[0]
+        bpe.save(folder / "tokenizer.json")
+        timed = _beside_the_library(bpe, folder / "tokenizer.json", whole, rounds, tick)
+        tokens = np.fromfile(_tokens_of(whole), dtype(bpe))
+        one, other = (train(Source((whole,)), kind, None, None, lambda: None)[0] for kind in OTHERS)
+        plain = alternate(lambda: _encode(one, whole), lambda: _encode(other, whole), rounds, tick=tick)
+        peaks = []
+        for path in sizes:
+            peaks.append(alone(_peak, str(folder / "tokenizer.json"), str(path)))
+            tick()
+    seconds = {"mainstem": timed.first, "tokenizers": timed.second, OTHERS[0]: plain.first, OTHERS[1]: plain.second}
+    median = {side: spread(each).median for side, each in seconds.items()}
+    return {
+        "text": {"name": source.names(), "bytes": sizes[whole], "tokens": len(tokens)},
+        "vocab_size": bpe.vocab_size,
+        "encode_over_tokenizers": timed.ratio.median,
+        "ratio_quartiles": [timed.ratio.lower, timed.ratio.upper],
+        "ids_that_differ": int(timed.difference or 0),
+        "seconds": median,
+        "megabytes_per_second": {side: sizes[whole] / 1e6 / each for side, each in median.items()},
+        "tokens_per_second": {side: len(tokens) / median[side] for side in ("mainstem", "tokenizers")},
+        "memory": [{"text_bytes": size, "peak": peak} for size, peak in zip(sizes.values(), peaks, strict=True)],
+        "memory_growth": peaks[1] / peaks[0] if peaks[0] and peaks[1] else None,
+        **_batches(tokens, bpe.vocab_size, rounds),
+        "tokenizers": library.__version__,
+        "cores": os.cpu_count(),
+        "notes": _notes(bpe, vocab_size, sizes[quarter]),
+    }
+
+
+def _tokens_of(text: Path) -> Path:
+    return text.with_suffix(".bin")
+
+
+def _encode(tokenizer: Tokenizer, text: Path) -> None:
+    """Ours; the ids are in the file beside the text."""
+    encode(Source((text,)), tokenizer, _tokens_of(text), lambda read: None)
+
+
+def _beside_the_library(bpe: Tokenizer, file: Path, text: Path, rounds: int, tick: Callable[[], None]) -> Alternated:
+    theirs = library.Tokenizer.from_file(str(file))
+    theirs.encode_special_tokens = True  # as ours: the text's "<|endoftext|>" is no token
+    pieces = [piece.text for piece in Source((text,)).pieces()]
+
+    def encoded() -> list[list[int]]:
+        return [row.ids for row in theirs.encode_batch_fast(pieces, add_special_tokens=False)]
+
+    def that_differ(_: None, rows: list[list[int]]) -> float:
+        end_of_text = bpe.vocab_size - 1
+        ids = np.fromiter(itertools.chain(*rows, [end_of_text]), dtype(bpe))
+        return different(np.fromfile(_tokens_of(text), dtype(bpe)), ids)
+
+    return alternate(lambda: _encode(bpe, text), encoded, rounds, difference=that_differ, tick=tick)
+
+
+def different(ids: np.ndarray, others: np.ndarray) -> int:
+    """In how many places two streams of ids differ; what one has more than the other differs too."""
+    shared = min(len(ids), len(others))
+    return int((ids[:shared] != others[:shared]).sum()) + max(len(ids), len(others)) - shared
+
+
+def _peak(tokenizer: str, text: str) -> int | None:
+    """The bytes that encoding a file takes at most, in a fresh process; None where nobody counts."""
+    loaded = tokenizers.load(Path(tokenizer))
+    loaded.encode_batch(["a", "b"])  # the library starts its threads
+
+    def work() -> Iterable[Tensor]:
+        _encode(loaded, Path(text))
+        return []
+
+    return taken(work).peak
+
+
+def _batches(tokens: np.ndarray, vocab_size: int, rounds: int) -> dict[str, Any]:
+    """`batch_seconds` of each shape, and `batch_over_step` at the shape `small`."""
+    seconds = {}
+    for shape, (_, _, _, context, batch, _) in SHAPES.items():
+        windows = Windows(tokens, context, 1, vocab_size)
+        start = time.perf_counter()
+        for step in range(BATCHES):
+            windows.batch(step, batch)
+        seconds[shape] = (time.perf_counter() - start) / BATCHES
+    model, x, y = model_of("small")
+    windows, step_of = Windows(tokens, x.shape[1], 1, vocab_size), itertools.count()
+    timed = alternate(lambda: windows.batch(next(step_of), len(x)), our_step(model, x, y), rounds)
+    return {"batch_seconds": seconds, "batch_over_step": timed.ratio.median}
+
+
+def _notes(bpe: Tokenizer, asked: int, quarter: int) -> list[str]:
+    said = [
+        (bpe.vocab_size != asked, f"the vocabulary reached {bpe.vocab_size:,} of the {asked:,} asked for"),
+        (quarter < AT_ONCE, "a quarter of the text fits into the batches held at once: memory still grows"),
+    ]
+    return [sentence for true, sentence in said if true]
