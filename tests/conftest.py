@@ -34,6 +34,15 @@ def _no_power_is_lost() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_compiled() -> Iterator[None]:
+    """PyTorch generates, whatever this machine has compiled; `generation/conftest.py` has the compiled step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("NUMBA_CACHE_DIR", raising=False)
+        patch.setenv("XDG_CACHE_HOME", os.devnull)  # in which nothing lies, and nothing can be put
+        yield
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few hundred lines, English and Korean."""

@@ -13,11 +13,11 @@ from mainstem.bench.memory import alone, taken
 from mainstem.bench.peer import PACKAGE, Found, find, unlike_gpt2
 from mainstem.bench.subject import Subject
 from mainstem.circuits.composition import composition
-from mainstem.config import PRESETS
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from mainstem.model.stack import places
 from mainstem.model.tap import Recorder
+from mainstem.presets import PRESETS
 from mainstem.stream.capture import capture
 from mainstem.stream.metrics import LogitDifference
 from mainstem.stream.points import select

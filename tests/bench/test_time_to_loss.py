@@ -12,8 +12,9 @@ from mainstem.bench import memory, time_to_loss
 from mainstem.bench.reference import Recipe
 from mainstem.bench.time_to_loss import OURS, REFERENCE, Data, Ours, Run, Score, characters, measure, validation_loss
 from mainstem.cli.bench import time_to_loss as command
-from mainstem.config import PRESETS, ModelConfig, Preset, TrainConfig, preset
+from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, DataError
+from mainstem.presets import PRESETS, Preset, preset
 from mainstem.text.corpus import Source
 from mainstem.text.tokens import prepare
 from mainstem.training.folder import RunFolder

@@ -104,3 +104,60 @@ def test_a_checkpoint_without_a_tokenizer_says_so(mainstem, small_run, tmp_path)
     result = mainstem("generate", "step-00000001", "x")
     assert result.code == 2
     assert "step-00000001: no tokenizer.json" in result.err
+
+
+# --- how it is computed ----------------------------------------------------------------------------------------------
+
+
+def test_narrow_weights(say, mainstem, small_run, tmp_path):
+    """What is said of them; a run that has them keeps them, and is not narrowed again."""
+    from mainstem.model.quantize import narrow
+    from mainstem.training import checkpoint
+
+    found = say("the river", "--json").json
+    assert found["weights"] == "fp32"
+    assert found["cache_bytes_per_token"] == 2 * 2 * 32 * 4  # keys and values, two blocks, 32 wide, float32
+    int8 = say("the river", "--dtype", "int8", "--json").json
+    assert int8["weights"] == "int8"
+    model, tokenizer = checkpoint.load(small_run)
+    checkpoint.save(tmp_path / "step-00000001", narrow(model, "int8"), tokenizer)
+    line = ("generate", tmp_path / "step-00000001", "the river", "--max-new-tokens", "12", "--json")
+    assert mainstem(*line).json["text"] == int8["text"]
+    assert mainstem(*line, "--dtype", "int8").json["text"] == int8["text"]
+    refused = mainstem(*line, "--dtype", "bf16")
+    assert refused.code == 2
+    assert "--dtype bf16: the run's weights are int8; leave it out" in refused.err
+
+
+def test_threads(say):
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        text = say("the river", "--json").json["text"]
+        assert say("the river", "--threads", "2", "--json").json["text"] == text
+        assert torch.get_num_threads() == 2
+        refused = say("the river", "--threads", "0")
+        assert refused.code == 2
+        assert "--threads 0 is not possible; give at least 1" in refused.err
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_lookup(say):
+    text = say("the river", "--json").json["text"]
+    assert say("the river", "--lookup", "4", "--json").json["text"] == text
+    assert "lookup: 4 is for a single row" in say("a", "b", "--lookup", "4").err
+
+
+def test_what_is_not_compiled_yet_is_compiled_for_the_next_time(say, monkeypatch):
+    from mainstem.generation import compiled
+
+    started = []
+    monkeypatch.setattr(compiled, "start", lambda: not started.append(1))
+    said = say("the river")
+    assert started == [1]
+    assert "note: generating by PyTorch; faster kernels are being compiled for the next time" in said.err
+    monkeypatch.setattr(compiled, "ready", lambda: True)
+    assert "compiled" not in say("the river").err
+    assert started == [1]

@@ -3,7 +3,7 @@
 import pytest
 
 from mainstem import counts
-from mainstem.config import PRESETS
+from mainstem.presets import PRESETS
 
 
 def test_the_known_numbers_of_andrea_120m(mainstem):

@@ -11,7 +11,8 @@ import pytest
 
 import runs
 from mainstem.cli import demo
-from mainstem.config import PRESETS, ModelConfig, Preset
+from mainstem.config import ModelConfig
+from mainstem.presets import PRESETS, Preset
 from mainstem.training.folder import RunFolder, read_rows
 
 LAST = "checkpoints/step-00000012"

@@ -1,9 +1,10 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from mainstem.config import ModelConfig
+from mainstem.generation import compiled
 from mainstem.model.gpt import GPT
 
 
@@ -25,3 +26,16 @@ def lively() -> Callable[..., GPT]:
         return model.eval()
 
     return make
+
+
+@pytest.fixture(scope="module")
+def compiled_step(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The compiled step lies in the cache folder, which is pytest's own, so that it is compiled once."""
+    pytest.importorskip("numba", reason="the compiled step needs numba: pip install mainstem[fast]")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(request.config.cache.mkdir("compiled")))
+        compiled.build()
+        compiled.load.cache_clear()
+        assert compiled.load("fp32") is not None
+        yield
+    compiled.load.cache_clear()

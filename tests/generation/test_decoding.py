@@ -6,7 +6,8 @@ import torch
 
 from mainstem.config import ModelConfig, Sampling
 from mainstem.errors import DataError, UserError
-from mainstem.generation.decoding import generate, generate_ids, stream, window_start
+from mainstem.generation.decoding import generate, generate_ids, stream
+from mainstem.generation.reading import window_start
 from mainstem.model.gpt import GPT
 from mainstem.model.tap import Recorder
 from mainstem.text.tokenizer import Bytes

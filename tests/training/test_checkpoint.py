@@ -12,6 +12,7 @@ from mainstem import durable
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import RunError, TrainingFailed
 from mainstem.model.gpt import GPT
+from mainstem.model.quantize import narrow, weights_of
 from mainstem.training import checkpoint
 from mainstem.training.evaluate import loss_sum
 from mainstem.training.optim import Optimizer
@@ -51,6 +52,59 @@ def test_a_model_comes_back_to_the_bit(tmp_path, residual, tied):
     assert tokenizer is None
     assert not opened.training
     assert all(torch.equal(a, b) for a, b in zip(opened.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("weights", ["bf16", "int8"])
+def test_a_narrow_model_comes_back_to_the_bit(tmp_path, weights, tied):
+    model = narrow(build(small("sandwich", tie_embeddings=tied, lm_head_bias=True), torch.float32), weights)
+    path = saved(tmp_path, model)
+    assert json.loads((path / checkpoint.CONFIG).read_text())["weights"] == weights
+    opened, _ = checkpoint.load(path)
+    assert weights_of(opened) == weights
+    assert (opened.lm_head.matrix is opened.wte.matrix) == tied
+    ids = torch.arange(8)[None]
+    assert torch.equal(opened(ids), model(ids))
+    checkpoint.save(tmp_path / "step-00000004", opened.double(), None)
+    written = [load_file(tmp_path / name / checkpoint.MODEL) for name in (NAME, "step-00000004")]
+    assert all(torch.equal(value, written[1][name].to(value.dtype)) for name, value in written[0].items())
+
+
+def test_an_int8_file_is_a_quarter(tmp_path):
+    model = GPT(small(d_model=96, vocab_size=400))
+    sizes = [(saved(tmp_path, each) / checkpoint.MODEL).stat().st_size for each in (model, narrow(model, "int8"))]
+    assert 0.25 < sizes[1] / sizes[0] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("blocks.1.mlp.c_fc.scale"), r"the file lacks blocks\.1\.mlp\.c_fc\.scale"),
+        (lambda t: t.update({"wte.scale": torch.zeros(5)}), r"wte\.scale is \(5,\), not \(11,\)"),
+        (lambda t: t.update({"wte.weight": t["wte.weight"].float()}), r"wte\.weight is torch.float32, not torch.int8"),
+    ],
+)
+def test_a_narrow_file_that_does_not_fit_is_refused_by_name(tmp_path, change, said):
+    model = narrow(GPT(small()), "int8")
+    path = saved(tmp_path, model)
+    with pytest.raises(RunError, match=rf"model\.safetensors: {said}"):
+        checkpoint.load_weights(model, rewritten(path, change))
+
+
+@pytest.mark.parametrize("weights", ["bf16", "int8"])
+def test_narrow_weights_begin_no_training(tmp_path, weights):
+    path = saved(tmp_path, narrow(GPT(small()), weights))
+    with pytest.raises(RunError, match=r"its weights are stored narrow, .* they were made from"):
+        checkpoint.load_weights(GPT(small()), path / checkpoint.MODEL)
+
+
+def test_unknown_weights_are_refused(tmp_path):
+    path = saved(tmp_path, GPT(small()))
+    settings = json.loads((path / checkpoint.CONFIG).read_text())
+    (path / checkpoint.CONFIG).write_text(json.dumps(settings | {"weights": "int3"}))
+    sealed(path)
+    with pytest.raises(RunError, match="weights 'int3' are unknown"):
+        checkpoint.load(path)
 
 
 def test_what_a_checkpoint_holds(trained, data):

@@ -1,5 +1,6 @@
 """Floors: what no program can be faster than on this machine, measured in the same run as what is compared with it."""
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -7,6 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mainstem.model.gpt import GPT
+
+SUMS = 20
+"""Of the memory, in one measurement: as long as a short text takes."""
 
 
 def compute_floor(model: GPT, batch: int, length: int) -> Callable[[], None]:
@@ -45,3 +49,41 @@ def compute_flops(model: GPT, batch: int, length: int) -> int:
     """The floating-point operations of `compute_floor`'s products, attention not counted."""
     inside = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
     return 3 * 2 * batch * length * inside
+
+
+def forward_floor(model: GPT, length: int) -> Callable[[], None]:
+    """Exactly the products of reading one prompt, run alone: every linear layer forward, the head on the last position
+    only, and the fused attention forward."""
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not model.lm_head]
+    weights, head = [layer.weight.detach() for layer in layers], model.lm_head.weight.detach()
+    shapes = {tuple(weight.shape) for weight in weights}
+    buffers = {shape: (torch.randn(length, shape[1]), torch.empty(length, shape[0])) for shape in shapes}
+    config, blocks, last = model.config, len(model.blocks), torch.randn(1, model.config.d_model)
+    q, k, v = (torch.randn(1, config.n_head, length, config.d_head) for _ in range(3))
+
+    def run() -> None:
+        with torch.inference_mode():
+            for weight in weights:
+                x, y = buffers[tuple(weight.shape)]
+                torch.mm(x, weight.T, out=y)
+            for _ in range(blocks):
+                F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=config.attn_scale)
+            torch.mm(last, head.T)
+
+    return run
+
+
+def memory_floor(wanted: int) -> Callable[[], float]:
+    """A call that gives the seconds in which `wanted` bytes can be read: those of large sums, by all threads.
+
+    Each sum is over 512 MB of float32 that were written to beforehand, which is more than processors cache.
+    """
+    memory = torch.ones(1 << 27)
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        for _ in range(SUMS):
+            memory.sum()
+        return (time.perf_counter() - start) * wanted / (SUMS * memory.nbytes)
+
+    return seconds

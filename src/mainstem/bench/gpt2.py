@@ -25,8 +25,10 @@ def unlike_gpt2(config: ModelConfig) -> str | None:
     return next(iter(fields), None)
 
 
-def gpt2(model: GPT, attention: str = "sdpa") -> Any:
+def gpt2(model: GPT, attention: str = "sdpa", use_cache: bool = False) -> Any:
     """The same model as a `GPT2LMHeadModel`, whose block matrices are ours transposed; `attention` as it names them.
+
+    It keeps keys and values if `use_cache`, to generate with; elsewhere that would only hold them twice.
 
     Raises ImportError if `transformers` is not installed.
     """
@@ -46,7 +48,7 @@ def gpt2(model: GPT, attention: str = "sdpa") -> Any:
         attn_pdrop=0.0,
         bos_token_id=None,
         eos_token_id=None,
-        use_cache=False,  # it would hold keys and values twice
+        use_cache=use_cache,
         attn_implementation=attention,
     )
     theirs = transformers.GPT2LMHeadModel(shape)

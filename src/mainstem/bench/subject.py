@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mainstem.config import ModelConfig, preset
+from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
+from mainstem.presets import preset
 
 
 @dataclass(frozen=True)

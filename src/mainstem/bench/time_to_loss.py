@@ -18,11 +18,11 @@ from torch import nn
 
 from mainstem.bench import memory
 from mainstem.bench.reference import Recipe, Reference
-from mainstem.config import Preset, preset
 from mainstem.errors import ConfigError, DataError
 from mainstem.model.gpt import GPT
 from mainstem.model.kernels.equip import equip
 from mainstem.model.mode import evaluating
+from mainstem.presets import Preset, preset
 from mainstem.text.tokens import Windows, evaluation_windows
 from mainstem.training import allocator
 from mainstem.training.device import Device

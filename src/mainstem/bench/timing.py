@@ -50,6 +50,7 @@ def alternate(
     *,
     difference: Callable[[Any, Any], float] | None = None,
     tick: Callable[[], None] = lambda: None,
+    seconds: Callable[[Work], float] | None = None,
 ) -> Alternated:
     """Time two ways by turns, after one untimed call of each.
 
@@ -61,20 +62,21 @@ def alternate(
         rounds: timed calls of each.
         difference: of what the untimed calls returned; ways that differ cannot be compared.
         tick: called after each of the 2 (rounds + 1) calls.
+        seconds: of one call, for ways of which a part is timed; the whole call if None.
 
     Raises ConfigError for less than one round.
     """
     if rounds < 1:
         raise ConfigError(f"rounds: {rounds} is not possible; give at least 1")
-    seconds: tuple[list[float], list[float]] = ([], [])
+    taken: tuple[list[float], list[float]] = ([], [])
     with _collector_held():
         found = _warmed(first, second, difference, tick)
         for turn in range(rounds):
             for side in (0, 1) if turn % 2 == 0 else (1, 0):
                 gc.collect()
-                seconds[side].append(_seconds((first, second)[side]))
+                taken[side].append((seconds or _seconds)((first, second)[side]))
                 tick()
-    return Alternated(tuple(seconds[0]), tuple(seconds[1]), found)
+    return Alternated(tuple(taken[0]), tuple(taken[1]), found)
 
 
 def _warmed(

@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for long are what a busy machine slows most
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch asks for large pages (docs/log.md: what that saves)
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(_help())

@@ -7,8 +7,9 @@ from typing import Any
 
 from mainstem.cli.parse import Positional, parse
 from mainstem.cli.screen import Screen
-from mainstem.config import PRESETS, ModelConfig, TrainConfig
+from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import UserError, nearest
+from mainstem.presets import PRESETS
 from mainstem.text import tokens
 from mainstem.training import doctor
 from mainstem.training.folder import RunFolder

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mainstem.cli.parse import Flat, Positional, parse
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
 from mainstem.config import Sampling
-from mainstem.errors import DataError
+from mainstem.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from mainstem.model.gpt import GPT
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,12 @@ class Generate:
     """Strings that end the text; they are not printed."""
     context: Literal["slide", "stop"] = "slide"
     """Past the context: slide to its last half, or stop."""
+    dtype: Literal["fp32", "bf16", "int8"] | None = None
+    """How matrices are stored while it generates: fewer bytes, sooner; without it as the run has them."""
+    lookup: int = 0
+    """Read so many tokens ahead where the text repeats itself: the same text, sooner; one prompt, one sample."""
+    threads: int | None = None
+    """Of the processor; without it as many as PyTorch takes."""
     no_cache: bool = False
     """Read the whole window at every step: the same text, slower."""
     device: str = "auto"
@@ -42,14 +51,27 @@ def main(argv: Sequence[str]) -> None:
     """Parse, generate, print."""
     command = parse(Generate, "generate", argv)
     screen = Screen(command.json)
+    import torch
+
+    from mainstem.generation.cache import KVCache
     from mainstem.generation.decoding import Chunk, stream
+    from mainstem.model.quantize import narrow, weights_of
     from mainstem.training.checkpoint import load
     from mainstem.training.device import Device
 
     model, tokenizer = load(command.run, screen.note)
     if tokenizer is None:
         raise DataError(f"{command.run}: no tokenizer.json, so it cannot read a prompt; copy one into the folder")
+    if command.threads is not None:
+        if command.threads < 1:
+            raise UserError(f"--threads {command.threads} is not possible; give at least 1")
+        torch.set_num_threads(command.threads)
+    if command.dtype not in (None, have := weights_of(model)):
+        if have != "fp32":
+            raise UserError(f"--dtype {command.dtype}: the run's weights are {have}; leave it out")
+        model = narrow(model, str(command.dtype))
     model.to(Device.choose(command.device).device)
+    _have_it_compiled(model, screen)
     rows = [prompt for prompt in command.prompts for _ in range(command.n)]
     texts, reasons = [""] * len(rows), [""] * len(rows)
     notices: list[str] = []
@@ -75,6 +97,7 @@ def main(argv: Sequence[str]) -> None:
             n=command.n,
             stop=command.stop,
             context=command.context,
+            lookup=command.lookup,
             use_cache=not command.no_cache,
             should_stop=check,
         )
@@ -91,4 +114,21 @@ def main(argv: Sequence[str]) -> None:
         {"prompt": prompt, "text": text, "finish_reason": reason}
         for prompt, text, reason in zip(rows, texts, reasons, strict=True)
     ]
-    screen.result({"run": command.run, "text": texts[0], "samples": samples, "notices": notices})
+    screen.result(
+        {
+            "run": command.run,
+            "text": texts[0],
+            "samples": samples,
+            "notices": notices,
+            "weights": weights_of(model),
+            "cache_bytes_per_token": KVCache(model.config, 1, model.wte.weight.dtype, size=1).bytes_per_token,
+        }
+    )
+
+
+def _have_it_compiled(model: "GPT", screen: Screen) -> None:
+    """What generates sooner is compiled by another process, for the next time, where it can be and is not yet."""
+    from mainstem.generation import compiled, packed
+
+    if packed.unlike(model) is None and not compiled.ready() and compiled.start():
+        screen.note("generating by PyTorch; faster kernels are being compiled for the next time")

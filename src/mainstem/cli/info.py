@@ -7,8 +7,9 @@ from pathlib import Path
 from mainstem import counts
 from mainstem.cli.parse import Positional, config_of, parse
 from mainstem.cli.screen import Screen
-from mainstem.config import PRESETS, ModelConfig
+from mainstem.config import ModelConfig
 from mainstem.errors import UserError
+from mainstem.presets import PRESETS
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import tyro
 from tyro.conf import OmitArgPrefixes as Flat
 from tyro.conf import Positional
 
-from mainstem.config import PRESETS, ModelConfig
+from mainstem.config import ModelConfig
 from mainstem.errors import UserError, nearest
+from mainstem.presets import PRESETS
 from mainstem.text.corpus import Source
 
 __all__ = ["Flat", "Positional", "Reading", "config_of", "parse"]

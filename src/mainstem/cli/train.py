@@ -14,8 +14,9 @@ from mainstem.cli.parse import Flat, Positional, Reading, parse
 from mainstem.cli.prepare import given_tokenizer, prepare
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
-from mainstem.config import ModelConfig, TrainConfig, preset
+from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, DataError, Interrupted, RunError
+from mainstem.presets import preset
 from mainstem.text import tokens
 from mainstem.text.corpus import BUNDLED, STDIN
 from mainstem.text.tokenizer import Tokenizer

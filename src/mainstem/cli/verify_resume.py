@@ -14,8 +14,8 @@ from mainstem import durable
 from mainstem.cli.parse import Reading, parse
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
-from mainstem.config import preset
 from mainstem.errors import ConfigError, TrainingFailed
+from mainstem.presets import preset
 from mainstem.text import tokens
 from mainstem.training.folder import RunFolder, read_rows, step_of
 

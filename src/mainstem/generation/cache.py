@@ -52,11 +52,32 @@ class KVCache:
         """The slot of a block."""
         return Slot(self._keys[block], self._values[block], self.length)
 
+    def layout(self) -> dict[str, int]:
+        """Where keys and values lie, for code that reads memory: addresses, and bytes from one to the next."""
+        block, row, head = (4 * stride for stride in self._keys.stride()[:3])
+        return {
+            "keys": self._keys.data_ptr(),
+            "values": self._values.data_ptr(),
+            "block_bytes": block,
+            "row_bytes": row,
+            "head_bytes": head,
+        }
+
     def advance(self, count: int) -> None:
         """Note that every slot has been given `count` more positions. Raises ConfigError past `size`."""
         if self.length + count > self.size:
             raise ConfigError(f"{self.length + count} positions do not fit a cache of {self.size}; make it larger")
         self.length += count
+
+    def take_back(self, count: int) -> None:
+        """Forget the last `count` positions."""
+        self.length -= count
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one position of one row takes: a key and a value in every head of every block."""
+        blocks, _, heads, _, width = self._keys.shape
+        return 2 * blocks * heads * width * self._keys.element_size()
 
     def clear(self, batch: int) -> None:
         """Forget every position, and keep room for the first `batch` rows."""

@@ -1,15 +1,15 @@
 """Generation: every row's window is read once, then token by token; text comes out as it becomes certain."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
 from mainstem.config import Sampling
 from mainstem.errors import ConfigError, DataError, nearest
-from mainstem.generation.cache import KVCache
+from mainstem.generation.reading import Reader
 from mainstem.generation.sampling import choose, row_generator
 from mainstem.generation.text import Decoder, Utf8Guard, utf8_state
 from mainstem.model.gpt import GPT
@@ -54,6 +54,11 @@ class _Row:
     notices: list[str] = field(default_factory=list)  # not told yet
     finish_reason: FinishReason | None = None
 
+    @property
+    def finished(self) -> bool:
+        """Whether its last token was chosen."""
+        return self.finish_reason is not None
+
 
 def stream(
     model: GPT,
@@ -70,6 +75,7 @@ def stream(
     stop_at_eot: bool = True,
     guard: bool = True,
     tap: Tap | None = None,
+    lookup: int = 0,
     should_stop: Callable[[], None] = lambda: None,
 ) -> Iterator[Chunk]:
     """Continue every prompt; each step yields a chunk for every row that is not finished. The prompt is not repeated.
@@ -93,11 +99,14 @@ def stream(
         stop_at_eot: whether the end-of-text token ends a row; it is never part of the text.
         guard: whether tokens that would break a UTF-8 character, and special tokens but end of text, are forbidden.
         tap: given to every forward pass.
+        lookup: of a single row, read so many ids ahead at once, guessed from the text so far (prompt lookup). The
+            text is the same to the bit; it is sooner there where it repeats itself, with the compiled step.
         should_stop: called before each step; it may raise.
 
     Raises ConfigError or DataError before anything is read; RunError if the logits are not finite.
     """
-    for name, value, least in (("max_new_tokens", max_new_tokens, 1), ("n", n, 1), ("seed", seed, 0)):
+    numbers = {"max_new_tokens": (max_new_tokens, 1), "n": (n, 1), "seed": (seed, 0), "lookup": (lookup, 0)}
+    for name, (value, least) in numbers.items():
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"{name}: {value!r} is not possible; it must be a whole number, at least {least}")
     if context not in CONTEXTS:
@@ -125,6 +134,9 @@ def stream(
             decoder, generator = Decoder(stops, before), row_generator(seed, sample)
             rows.append(_Row(number * n + sample, list(ids), len(ids), generator, decoder, list(notices)))
 
+    if lookup and len(rows) > 1:
+        raise ConfigError(f"lookup: {lookup} is for a single row, and there are {len(rows)}; leave it out")
+
     def finish_reason(row: _Row) -> FinishReason | None:
         if stop_at_eot and row.ids[-1] == eot_id:
             return "eot"
@@ -145,8 +157,8 @@ def stream(
         return Chunk(row.index, text, [i], row.finish_reason, told)
 
     def steps() -> Iterator[Chunk]:
-        live, reader = rows, _Reader(model, use_cache, tap, max_new_tokens)
-        with evaluating(model):
+        live, reader = rows, Reader(model, use_cache, tap, max_new_tokens, lookup)
+        with evaluating(model), contextlib.closing(reader):
             while live:
                 should_stop()
                 with torch.inference_mode():  # never around a yield: it would leak into the caller
@@ -161,7 +173,7 @@ def stream(
                     )
                 for row, i in zip(live, chosen, strict=True):
                     yield take(row, i)
-                live = [row for row in live if row.finish_reason is None]
+                live = [row for row in live if not row.finished]
 
     return steps()
 
@@ -187,59 +199,6 @@ def generate_ids(model: GPT, prompts: Sequence[Sequence[int]], **options: Any) -
     for chunk in stream(model, None, prompts, **options):
         rows[chunk.row] += chunk.ids
     return rows
-
-
-def window_start(length: int, n_ctx: int) -> int:
-    """Where the window of a row of `length` ids begins: it grows to n_ctx, then its last n_ctx // 2 begin a new one."""
-    advance = n_ctx + 1 - max(1, n_ctx // 2)
-    return max(0, -((n_ctx - length) // advance)) * advance
-
-
-class _Reader:
-    """Gives the logits after each row's window, with as few positions read as the windows allow."""
-
-    def __init__(self, model: GPT, use_cache: bool, tap: Tap | None, max_new_tokens: int):
-        self.model, self.use_cache, self.tap = model, use_cache, tap
-        self.max_new_tokens, self.n_ctx = max_new_tokens, model.config.n_ctx
-        self.rows: list[_Row] = []  # those in the cache, finished ones among them until the next prefill
-        self.cache: KVCache | None = None
-        self.mask: Tensor | None = None  # (B, n_ctx), false at padding; None where there is none
-
-    def logits(self, rows: list[_Row]) -> Tensor:
-        """(B, V), one row of logits for each of `rows`: those of the call before, without the finished ones."""
-        if self.cache is None or self.cache.length == self.cache.size:  # so full before any window moves
-            x = self._read_windows(rows)
-        else:
-            x = self._read_last()
-        logits = self.model.unembed(x[:, -1:], self.tap)[:, -1]  # (B, V)
-        live = [i for i, row in enumerate(self.rows) if row.finish_reason is None]
-        return logits if len(live) == len(self.rows) else logits[live]
-
-    def _read_windows(self, rows: list[_Row]) -> Tensor:
-        """Read every row's window anew, padded on the left; the stream, (B, T, C)."""
-        self.rows = rows
-        windows = [row.ids[window_start(len(row.ids), self.n_ctx) :] for row in rows]
-        T, device = max(map(len, windows)), self.model.wte.weight.device
-        ids = torch.tensor([[0] * (T - len(window)) + window for window in windows], device=device)  # (B, T)
-        padding = torch.tensor([T - len(window) for window in windows], device=device)  # (B,)
-        self.mask = None
-        if min(map(len, windows)) < T:
-            self.mask = torch.arange(self.n_ctx, device=device) >= padding[:, None]
-        if self.use_cache and self.cache is not None:
-            self.cache.clear(len(rows))
-        elif self.use_cache:
-            size = min(self.n_ctx, T + self.max_new_tokens)
-            self.cache = KVCache(self.model.config, len(rows), self.model.wte.weight.dtype, device, size)
-        return self._read(ids)
-
-    def _read_last(self) -> Tensor:
-        """Read the newest token of every row; the stream, (B, 1, C)."""
-        return self._read(torch.tensor([[row.ids[-1]] for row in self.rows], device=self.model.wte.weight.device))
-
-    def _read(self, ids: Tensor) -> Tensor:
-        read = ids.shape[1] + (self.cache.length if self.cache is not None else 0)
-        mask = self.mask[:, :read] if self.mask is not None else None
-        return self.model.stream(ids, mask=mask, cache=self.cache, tap=self.tap)
 
 
 def _prompt_ids(

@@ -16,6 +16,7 @@ from torch import Tensor
 from mainstem import durable
 from mainstem.config import ModelConfig
 from mainstem.errors import RunError, TrainingFailed
+from mainstem.model import quantize
 from mainstem.model.gpt import GPT
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import Tokenizer
@@ -40,9 +41,11 @@ def save(
 ) -> None:
     """Write a checkpoint folder: the model always, training's own state when there is one.
 
-    A tied matrix is written once. Raises TrainingFailed on a non-finite weight or a full disk; nothing is left then.
+    A tied matrix is written once, a narrow one as it is stored.
+
+    Raises TrainingFailed on a non-finite weight or a full disk; nothing is left then.
     """
-    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = quantize.tensors(model)
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise TrainingFailed(f"{final}: {name} is not finite, so nothing was saved; lower --lr")
@@ -51,6 +54,8 @@ def save(
         if optimizer is not None:
             _write(temporary / OPTIM, optimizer.tensors())
         settings = {"format": folder.FORMAT, "model": model.config.to_dict(), "train": train}
+        if (weights := quantize.weights_of(model)) != "fp32":
+            settings["weights"] = weights
         (temporary / CONFIG).write_text(durable.to_json(settings), encoding="utf-8")
         (temporary / STATE).write_text(durable.to_json(state or {}), encoding="utf-8")
         if tokenizer is not None:
@@ -75,21 +80,27 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: GPT, path: Path) -> None:
-    """Fill a model from a file, strictly: every parameter once, of its own shape, and nothing more.
+    """Fill a model from a file, strictly: every tensor once, of its own shape, and nothing more.
 
-    Prefixes that wrappers leave (`module.`, `_orig_mod.`) are taken off in any nesting. Raises RunError otherwise.
+    Prefixes that wrappers leave (`module.`, `_orig_mod.`) are taken off in any nesting. Raises RunError otherwise, and
+    where the file's matrices are narrow and the model's are not, or the other way round.
     """
     tensors = {_WRAPPERS.sub("", name): tensor for name, tensor in read_tensors(path).items()}
-    parameters = dict(model.named_parameters())
-    for name in sorted(parameters.keys() ^ tensors.keys()):
-        where = "the file lacks" if name in parameters else "the model has no"
-        raise RunError(f"{path}: {where} {name}; the file and its config.json do not belong together")
+    wanted, weights = quantize.tensors(model), quantize.weights_of(model)
+    apart = "the file and its config.json do not belong together"
+    if weights == "fp32" and tensors.get("wte.weight", wanted["wte.weight"]).dtype in quantize.DTYPES.values():
+        raise RunError(f"{path}: its weights are stored narrow, for generating; take what they were made from")
+    for name in sorted(wanted.keys() ^ tensors.keys()):
+        where = "the file lacks" if name in wanted else "the model has no"
+        raise RunError(f"{path}: {where} {name}; {apart}")
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            if parameter.shape != tensors[name].shape:
-                found, wanted = tuple(tensors[name].shape), tuple(parameter.shape)
-                raise RunError(f"{path}: {name} is {found}, not {wanted}; file and config.json do not belong together")
-            parameter.copy_(tensors[name])
+        for name, tensor in wanted.items():
+            found = tensors[name]
+            if tensor.shape != found.shape:
+                raise RunError(f"{path}: {name} is {tuple(found.shape)}, not {tuple(tensor.shape)}; {apart}")
+            if weights != "fp32" and tensor.dtype != found.dtype:
+                raise RunError(f"{path}: {name} is {found.dtype}, not {tensor.dtype}; {apart}")
+            tensor.copy_(found)
 
 
 def load(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> tuple[GPT, Tokenizer | None]:
@@ -99,8 +110,12 @@ def load(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> 
     told of damaged checkpoints that were passed over.
     """
     checkpoint = folder.resolve(run, notice)
-    config = ModelConfig.from_dict(folder.checkpoint_settings(checkpoint)["model"])
-    model = GPT(config)
+    settings = folder.checkpoint_settings(checkpoint)
+    model, weights = GPT(ModelConfig.from_dict(settings["model"])), settings.get("weights", "fp32")
+    if weights not in quantize.WEIGHTS:
+        raise RunError(f"{checkpoint / CONFIG}: weights {weights!r} are unknown; a later version may read them")
+    if weights != "fp32":
+        model = quantize.narrow(model, weights)
     load_weights(model, checkpoint / MODEL)
     model.eval()
     has_tokenizer = (checkpoint / TOKENIZER).is_file()

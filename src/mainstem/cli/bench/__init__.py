@@ -6,6 +6,9 @@ from mainstem.cli.subverbs import choose
 
 QUESTIONS = {  # each lives in the module of its name
     "train": "a training step, over its products alone and over transformers",
+    "time-to-loss": "the seconds to a loss, beside those of nanoGPT's recipe",
+    "data": "text to a token file, over the library tokenizers; batches",
+    "decode": "a generated token, over memory's speed, transformers and llama.cpp",
     "inspect": "looking inside: capture, composition, attribution, patching, memory",
 }
 

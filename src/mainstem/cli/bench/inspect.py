@@ -6,7 +6,7 @@ from typing import Any
 
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
-from mainstem.config import preset
+from mainstem.presets import preset
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,216 @@
+"""What a generated token costs: over the memory that has to be read for it, and beside transformers and llama.cpp."""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mainstem.bench import llama
+from mainstem.bench.floors import forward_floor, memory_floor
+from mainstem.bench.gpt2 import gpt2
+from mainstem.bench.timing import Alternated, alternate, spread
+from mainstem.bench.train import model_of
+from mainstem.config import Sampling
+from mainstem.errors import RunError
+from mainstem.generation import compiled
+from mainstem.generation.decoding import stream
+from mainstem.generation.packed import Packed
+from mainstem.model.gpt import GPT
+from mainstem.model.quantize import narrow
+from mainstem.text import tokens
+from mainstem.training.checkpoint import load
+from mainstem.training.evaluate import evaluate
+
+NO_LOSS = "the loss with int8 weights is not measured; give a trained RUN with --run"
+PROMPT, NEW, BATCH = 64, 128, 16
+Times = Callable[[], list[float]]
+"""Gives when each new token came, seconds after the prompt was given."""
+
+
+def ours(model: GPT, prompt: Sequence[int], rows: int = 1) -> Times:
+    """Greedy, by the compiled step; of several rows, when all had their token."""
+
+    def times() -> list[float]:
+        start, came = time.perf_counter(), []
+        options: dict[str, Any] = {"max_new_tokens": NEW, "sampling": Sampling(temperature=0)}
+        for chunk in stream(model, None, [list(prompt)] * rows, **options):
+            if chunk.row == rows - 1:
+                came.append(time.perf_counter() - start)
+        return came
+
+    return times
+
+
+class _Clock:
+    """What `generate` of transformers hands its tokens to; the prompt comes first."""
+
+    def __init__(self) -> None:
+        self.start, self.came = time.perf_counter(), [0.0]
+
+    def put(self, value: torch.Tensor) -> None:
+        self.came.append(time.perf_counter() - self.start)
+
+    def end(self) -> None:
+        self.came = self.came[2:]
+
+
+def transformers(model: GPT, prompt: Sequence[int]) -> Times:
+    """Greedy, by `generate` of GPT2LMHeadModel with our weights. Raises ImportError if it is not installed."""
+    theirs, ids = gpt2(model, use_cache=True).eval(), torch.tensor([list(prompt)])
+    theirs.generation_config.pad_token_id = 0
+
+    def times() -> list[float]:
+        clock = _Clock()
+        theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, streamer=clock
+        )
+        return clock.came
+
+    return times
+
+
+def per_token(times: Sequence[float]) -> float:
+    """Seconds a token, those of the first and its prompt left out."""
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+class _Sides:
+    """The ways to generate, each made when it is first asked for, and what they took until their first token."""
+
+    def __init__(self, model: GPT, prompt: Sequence[int], folder: Path):
+        self.notes: list[str] = []
+        self.first: dict[str, list[float]] = {}
+        int8 = narrow(model, "int8")
+        self._made: dict[str, Times] = {
+            "fp32": ours(model, prompt), "int8": ours(int8, prompt), "bf16": ours(narrow(model, "bf16"), prompt),
+            "batch": ours(model, prompt, BATCH),
+        }  # fmt: skip
+        try:
+            self._made["transformers"] = transformers(model, prompt)
+        except ImportError as error:
+            self.notes.append(f"transformers is not compared ({error}): pip install transformers")
+        try:
+            for kind in ("F32", "Q8_0"):
+                path = folder / f"{kind}.gguf"
+                llama.write(model, path, kind)
+                self._made[kind] = _llama(path, model.config.n_ctx, prompt)
+        except (ImportError, ValueError) as error:
+            self.notes.append(f"llama.cpp is not compared ({error}): pip install mainstem[llama]")
+
+    def seconds(self, name: str) -> Callable[[], float] | None:
+        """A call that generates, and gives the seconds a token; None if there is no such side."""
+        made = self._made.get(name)
+        if made is None:
+            return None
+
+        def run() -> float:
+            times = made()
+            self.first.setdefault(name, []).append(times[0])
+            return per_token(times)
+
+        return run
+
+
+def _llama(path: Path, n_ctx: int, prompt: Sequence[int]) -> Times:
+    generate = llama.generator(path, n_ctx)
+    return lambda: generate(prompt, NEW)
+
+
+PAIRS = {  # figure: what is first, over what, times what
+    "fp32_over_memory_floor": ("floor", "fp32", 1),
+    "fp32_over_llamacpp": ("F32", "fp32", 1),
+    "bf16_over_fp32": ("fp32", "bf16", 1),
+    "int8_over_transformers": ("transformers", "int8", 1),
+    "int8_over_llamacpp": ("Q8_0", "int8", 1),
+    "batch16_over_batch1": ("fp32", "batch", BATCH),
+}
+"""Each is a ratio of speeds, the second's over the first's."""
+
+
+def measure(
+    shape: str = "andrea",
+    rounds: int = 5,
+    *,
+    run: str | None = None,
+    data: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """The figures of PAIRS, `prefill_over_floor` and `int8_loss_minus_fp32`, with what stands behind them.
+
+    Args:
+        shape: of a model with random weights.
+        rounds: timed texts of each side of a pair.
+        run, data: a trained RUN and a prepared folder, on whose held-out text the loss with int8 weights is measured.
+        progress: told how many timed calls are done, of how many.
+
+    Raises ConfigError for an unknown shape and for less than one round, RunError without the compiled step.
+    """
+    compiled.build()
+    compiled.load.cache_clear()
+    if compiled.load("fp32") is None:
+        raise RunError("the compiled step is not there; pip install mainstem[fast], and see that the cache has room")
+    model, ids, _ = model_of(shape)
+    model.eval()
+    prompt = ids[0, :PROMPT].tolist()
+    count, total = itertools.count(1), (rounds + 1) * 2 * (len(PAIRS) + 1)
+
+    def tick() -> None:
+        progress(next(count), total)
+
+    timings: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        sides = _Sides(model, prompt, Path(folder))
+        bytes_read = Packed(model).bytes_read + (4 * model.config.d_model if model.wpe is not None else 0)
+        floor = memory_floor(bytes_read)
+        for name, (first, second, times) in PAIRS.items():
+            one = floor if first == "floor" else sides.seconds(first)
+            other = sides.seconds(second)
+            timings[name] = None
+            if one is not None and other is not None:
+                timed = alternate(one, other, rounds, tick=tick, seconds=lambda work: work())
+                timings[name] = _plain(timed, (first, second), times)
+        long = ids[:1, : model.config.n_ctx - 1]
+
+        def read() -> None:
+            with torch.inference_mode():
+                model.unembed(model.stream(long)[:, -1:])
+
+        prefill = alternate(read, forward_floor(model, long.shape[1]), rounds, tick=tick)
+        timings["prefill_over_floor"] = _plain(prefill, ("prefill", "floor"), 1)
+    figures = {name: timing and timing["ratio"] for name, timing in timings.items()}
+    loss = None if run is None else _losses(run, data)
+    return {
+        "shape": shape,
+        **figures,
+        "int8_loss_minus_fp32": loss and loss["int8"] - loss["fp32"],
+        "losses": loss,
+        "timings": timings,
+        "first_token_seconds": {name: spread(values).median for name, values in sides.first.items()},
+        "bytes_read": bytes_read,
+        "prompt": PROMPT,
+        "new": NEW,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "notes": [*sides.notes, *[NO_LOSS] * (run is None)],
+    }
+
+
+def _losses(run: str, data: str | None) -> dict[str, float]:
+    """Nats a token of a run's held-out text, with its own weights and narrow ones."""
+    model, _ = load(run)
+    prepared = tokens.load(Path(data) if data is not None else Path(run) / "data")
+    sizes = tokens.bytes_per_token(prepared.tokenizer)
+    every = {"fp32": model, "bf16": narrow(model, "bf16"), "int8": narrow(model, "int8")}
+    return {name: evaluate(each, prepared.val, sizes).loss for name, each in every.items()}
+
+
+def _plain(timed: Alternated, sides: tuple[str, str], times: float) -> dict[str, Any]:
+    return {
+        "ratio": times * timed.ratio.median,
+        "ratio_quartiles": [times * timed.ratio.lower, times * timed.ratio.upper],
+        "seconds": {name: spread(taken).median for name, taken in zip(sides, (timed.first, timed.second), strict=True)},
+    }

@@ -1,0 +1,367 @@
+"""One compiled step: some positions' tokens in, their logits out, every weight read once. Needs Numba (extra `fast`).
+
+All threads run `step` together. What is long, the products and the heads of attention, they share by claiming pieces;
+what is short, norms and the stream itself, each does for itself, so that they wait for each other five times a block.
+A result depends neither on who computed it, nor on how many threads there are, nor on the positions beside it: reading
+one token of many rows, or many tokens of one, gives each position the bits that it has alone.
+"""
+
+import math
+import os
+
+import numpy as np
+from numba import carray, njit, types
+
+from mainstem.generation import lanes, packed
+
+WAITS = 4000
+"""Looks at a number that another thread will change, before the processor is offered to others."""
+PAGE = 4096
+"""Bytes; where the processor's own foresight ends, so a single row calls for what is that far ahead."""
+SHORT = 4
+"""Short pieces a thread, at most, of what is shared out."""
+ROWS, POSITIONS = (4, 4) if lanes.WIDE else (2, 2)
+"""Of a tile: as many sums as the registers hold."""
+
+_one, _column, _pair = lanes.product(1, 1), lanes.product(ROWS, 1), lanes.product(ROWS, 2)
+_tile = lanes.product(ROWS, POSITIONS)
+_let_others = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
+_compiled = njit(nogil=True, error_model="numpy")
+
+
+@_compiled
+def step(like, model, blocks, positions, works, thread):
+    """Read the tokens of `positions`, leave their keys and values in the cache and their logits in `logits`.
+
+    Args:
+        like: an array of the type in which weights are stored.
+        model, blocks: the records of `Packed`.
+        positions: (P,) records, those of one row together and in order.
+        works: one record, where to work.
+        thread: which of the threads this is; all of them must come.
+
+    Returns whether it was not abandoned.
+    """
+    m, work = model[0], works[0]
+    P, C, W = len(positions), m.wte.inputs, m.n_head * m.d_head
+    stream = work.own + thread * work.own_bytes
+    reads, met = stream + 4 * work.capacity * C, 0
+    _embed(like, m, positions, stream)
+    for index in range(len(blocks)):
+        block, phase = blocks[index], packed.PHASES * index
+        _read(block.res_1, m, stream, reads, P)
+        _times(like, work, phase, block.c_attn, reads, 4 * C, work.qkv, 12 * W, P)
+        if not _meet(work, met + 1):
+            return False
+        _attend(m, block, positions, work, phase + 1, index, thread)
+        if not _meet(work, met + 2):
+            return False
+        _times(like, work, phase + 2, block.attn_proj, work.z, 4 * W, work.attn_write, 4 * C, P)
+        if not _meet(work, met + 3):
+            return False
+        _add(block.res_1, m, work.attn_write, stream, reads, P)
+        met += 3
+        if m.d_mlp > 0:
+            _read(block.res_2, m, stream, reads, P)
+            _feed(like, m, work, phase + 3, block.c_fc, reads, P)
+            if not _meet(work, met + 1):
+                return False
+            _times(like, work, phase + 4, block.mlp_proj, work.post, 4 * m.d_mlp, work.mlp_write, 4 * C, P)
+            if not _meet(work, met + 2):
+                return False
+            _add(block.res_2, m, work.mlp_write, stream, reads, P)
+            met += 2
+    for p in range(P):
+        _normalise(m.ln_f, m.ones, stream + 4 * C * p, reads + 4 * C * p, C)
+    _times(like, work, packed.PHASES * len(blocks), m.head, reads, 4 * C, work.logits, 4 * m.head.outputs, P)
+    return _meet(work, met + 1)
+
+
+@_compiled
+def _meet(work, count):
+    """Wait until every thread has come here, the count-th time. False if the step was abandoned."""
+    if work.threads == 1:
+        return True
+    lanes.add_to(work.sync + packed.ARRIVED, 1)
+    looks = 0
+    while lanes.seen_at(work.sync + packed.ARRIVED) < count * work.threads:
+        if lanes.seen_at(work.sync + packed.ABANDONED) != 0:
+            return False
+        looks += 1
+        if looks > WAITS:
+            _let_others()
+    return True
+
+
+@_compiled
+def _claim(work, phase):
+    """The number of the next piece of a phase, 0 for the first thread that asks."""
+    return lanes.add_to(work.sync + packed.CLAIMS + packed.LINE * phase, 1)
+
+
+@_compiled
+def _piece(work, number, count):
+    """The rows that a piece of `count` rows has, first and last; none (first = count) after the last piece.
+
+    Three quarters are one long piece for each thread, which is read at full speed; the rest are short ones, so that
+    all end together however fast each is.
+    """
+    long = count * 3 // (4 * work.threads) // ROWS * ROWS
+    if number < work.threads:
+        return long * number, long * (number + 1)
+    left = count - long * work.threads
+    short = (left // (SHORT * work.threads) // ROWS + 1) * ROWS
+    first = long * work.threads + short * (number - work.threads)
+    return min(first, count), min(first + short, count)
+
+
+@_compiled
+def _floats(address, n):
+    """n float32 at an address."""
+    return carray(lanes.pointer(address), (n,))
+
+
+@_compiled
+def _times(like, work, phase, matrix, x, x_step, out, out_step, P):
+    """matrix x + bias at P positions; the threads claim rows of the matrix."""
+    first, last = _piece(work, _claim(work, phase), matrix.outputs)
+    while first < matrix.outputs:
+        _rows(like, matrix, first, last, x, x_step, out + 4 * first, out_step, P)
+        first, last = _piece(work, _claim(work, phase), matrix.outputs)
+
+
+@_compiled
+def _rows(like, matrix, first, last, x, x_step, out, out_step, P):
+    """Rows first to last of matrix x + bias, their results at `out`; the weights after them are called meanwhile."""
+    n, w_step, count = matrix.inputs, matrix.inputs * like.itemsize, last - first
+    w, r = matrix.weight + first * w_step, 0
+    while P > 1 and r + ROWS <= count:
+        at, to, ahead, p = w + r * w_step, out + 4 * r, w + (r + ROWS) * w_step, 0
+        while p + POSITIONS <= P:
+            _tile(like, at, w_step, x + p * x_step, x_step, to + p * out_step, out_step, n, ahead)
+            ahead += w_step
+            p += POSITIONS
+        if p + 2 <= P:
+            _pair(like, at, w_step, x + p * x_step, x_step, to + p * out_step, out_step, n, ahead)
+            ahead += w_step
+            p += 2
+        if p < P:
+            _column(like, at, w_step, x + p * x_step, x_step, to + p * out_step, out_step, n, ahead)
+        r += ROWS
+    while r < count:
+        for p in range(P):
+            at = w + r * w_step
+            _one(like, at, w_step, x + p * x_step, x_step, out + 4 * r + p * out_step, out_step, n, at + PAGE)
+        r += 1
+    for p in range(P):
+        y = _floats(out + p * out_step, count)
+        if matrix.scale != 0:
+            scale = _floats(matrix.scale + 4 * first, count)
+            for i in range(count):
+                y[i] *= scale[i]
+        if matrix.bias != 0:
+            bias = _floats(matrix.bias + 4 * first, count)
+            for i in range(count):
+                y[i] += bias[i]
+
+
+@_compiled
+def _embed(like, m, positions, stream):
+    """Token and position of each, at `stream`."""
+    C = m.wte.inputs
+    for p in range(len(positions)):
+        at = positions[p]
+        x, token = _floats(stream + 4 * C * p, C), m.wte.weight + at.id * C * like.itemsize
+        for i in range(C):
+            x[i] = lanes.widened(like, token + i * like.itemsize)
+        if m.wte.scale != 0:
+            scale = _floats(m.wte.scale + 4 * at.id, 1)[0]
+            for i in range(C):
+                x[i] *= scale
+        if m.wpe != 0:
+            place = _floats(m.wpe + 4 * C * at.place, C)
+            for i in range(C):
+                x[i] += place[i]
+
+
+@_compiled
+def _normalise(norm, ones, source, target, n):
+    """The norm of n float32 at `source`, put at `target`, which may be the same place; without a norm, a copy."""
+    x, y, mean = _floats(source, n), _floats(target, n), np.float32(0.0)
+    if norm.kind == packed.LAYERNORM:
+        mean = lanes.inner(source, ones, n) / np.float32(n)
+    for i in range(n):
+        y[i] = x[i] - mean
+    if norm.kind != packed.NO_NORM:
+        scale = np.float32(1.0) / np.float32(math.sqrt(lanes.inner(target, target, n) / np.float32(n) + norm.eps))
+        gain = _floats(norm.gain, n)
+        for i in range(n):
+            y[i] = y[i] * scale * gain[i]
+    if norm.bias != 0:
+        bias = _floats(norm.bias, n)
+        for i in range(n):
+            y[i] += bias[i]
+
+
+@_compiled
+def _read(join, m, stream, reads, P):
+    """What a branch reads of the stream: damp * ln_in(x)."""
+    C = m.wte.inputs
+    for p in range(P):
+        _normalise(join.ln_in, m.ones, stream + 4 * C * p, reads + 4 * C * p, C)
+        if join.damp != np.float32(1.0):
+            read = _floats(reads + 4 * C * p, C)
+            for i in range(C):
+                read[i] *= join.damp
+
+
+@_compiled
+def _add(join, m, written, stream, spare, P):
+    """What a branch returned joins the stream: ln_add(skip * x + gain * ln_out(f))."""
+    C = m.wte.inputs
+    for p in range(P):
+        x, write = _floats(stream + 4 * C * p, C), _floats(spare + 4 * C * p, C)
+        _normalise(join.ln_out, m.ones, written + 4 * C * p, spare + 4 * C * p, C)
+        if join.gain != 0:
+            gain = _floats(join.gain, C if join.gain_step != 0 else 1)
+            for i in range(C):
+                write[i] *= gain[i * join.gain_step]
+        if join.skip == np.float32(0.0):  # exact, also where x overflowed
+            for i in range(C):
+                x[i] = write[i]
+        else:
+            for i in range(C):
+                x[i] = join.skip * x[i] + write[i]
+        _normalise(join.ln_add, m.ones, stream + 4 * C * p, stream + 4 * C * p, C)
+
+
+@_compiled
+def _feed(like, m, work, phase, matrix, reads, P):
+    """The MLP as far as its hidden layer, with what the threads have claimed of it: act(W x), gated act(gate) * up."""
+    M, C = m.d_mlp, m.wte.inputs
+    first, last = _piece(work, _claim(work, phase), M)
+    while first < M:
+        _rows(like, matrix, first, last, reads, 4 * C, work.post + 4 * first, 4 * M, P)
+        if m.gated != 0:
+            _rows(like, matrix, M + first, M + last, reads, 4 * C, work.up + 4 * first, 4 * M, P)
+        for p in range(P):
+            post = _floats(work.post + 4 * (M * p + first), last - first)
+            _activate(m.activation, post)
+            if m.gated != 0:
+                up = _floats(work.up + 4 * (M * p + first), last - first)
+                for i in range(last - first):
+                    post[i] *= up[i]
+        first, last = _piece(work, _claim(work, phase), M)
+
+
+@_compiled
+def _attend(m, block, positions, work, phase, index, thread):
+    """Every head of every row, with its positions in their order; the threads claim heads."""
+    each, D, W = len(positions) // work.rows, m.d_head, m.n_head * m.d_head
+    task = _claim(work, phase)
+    while task < work.rows * m.n_head:
+        head = task % m.n_head
+        for p in range(task // m.n_head * each, (task // m.n_head + 1) * each):
+            at = positions[p]
+            q = work.qkv + 4 * (3 * W * p + head * D)
+            place = index * work.block_bytes + at.row * work.row_bytes + head * work.head_bytes
+            keys, values = work.keys + place, work.values + place
+            _enter(block.q_norm, m, at.place, q, q)
+            _enter(block.k_norm, m, at.place, q + 4 * W, keys + 4 * D * at.column)
+            value, kept = _floats(q + 8 * W, D), _floats(values + 4 * D * at.column, D)
+            for i in range(D):
+                kept[i] = value[i]
+            start = 4 * D * at.first
+            scores = _floats(work.scores + thread * work.scores_bytes, at.column - at.first + 1)
+            _mix(m, q, keys + start, values + start, scores, work.z + 4 * (W * p + head * D))
+        task = _claim(work, phase)
+
+
+@_compiled
+def _enter(norm, m, place, source, target):
+    """A query or a key as it enters the product: normed, and turned by its position's angles."""
+    D = m.d_head
+    _normalise(norm, m.ones, source, target, D)
+    if m.cos != 0:
+        half, x = D // 2, _floats(target, D)
+        cos, sin = _floats(m.cos + 4 * half * place, half), _floats(m.sin + 4 * half * place, half)
+        for i in range(half):
+            a, b = x[i], x[half + i]
+            x[i], x[half + i] = a * cos[i] - b * sin[i], a * sin[i] + b * cos[i]
+
+
+@_compiled
+def _mix(m, q, keys, values, scores, z):
+    """softmax(scale q k) v over as many positions as there are scores, at z."""
+    D, count, j = m.d_head, len(scores), 0
+    at = scores.ctypes.data
+    while j + ROWS <= count:
+        _column(scores, keys + 4 * D * j, 4 * D, q, 0, at + 4 * j, 0, D, keys + 4 * D * (j + ROWS))
+        j += ROWS
+    while j < count:
+        scores[j] = lanes.inner(keys + 4 * D * j, q, D)
+        j += 1
+    most = scores[0]
+    for j in range(count):
+        most = scores[j] if scores[j] > most else most
+    for j in range(count):
+        scores[j] = _exp(m.attn_scale * (scores[j] - most))
+    mixed, total = _floats(z, D), np.float32(0.0)
+    for i in range(D):
+        mixed[i] = np.float32(0.0)
+    for j in range(count):
+        weight, value = scores[j], _floats(values + 4 * D * j, D)
+        total += weight
+        for i in range(D):
+            mixed[i] += weight * value[i]
+    for i in range(D):
+        mixed[i] /= total
+
+
+@_compiled
+def _exp(x):
+    """e^x, within a few units of the last place, for x up to 88; below -87 as there. NaN stays NaN.
+
+    x = n ln 2 + r, so e^x = 2^n e^r: n is put into the exponent's bits, and e^r is a series.
+    """
+    x = np.float32(-87.0) if x < np.float32(-87.0) else x
+    shifted = x * np.float32(1.4426950408889634) + np.float32(12582912.0)  # 3 2^22, so that the last bits are n
+    n = shifted - np.float32(12582912.0)
+    r = (x - n * np.float32(0.693359375)) + n * np.float32(2.12194440e-4)  # ln 2 in two parts
+    series = np.float32(1 / 5040)
+    series = series * r + np.float32(1 / 720)
+    series = series * r + np.float32(1 / 120)
+    series = series * r + np.float32(1 / 24)
+    series = series * r + np.float32(1 / 6)
+    series = series * r + np.float32(0.5)
+    series = series * r + np.float32(1.0)
+    series = series * r + np.float32(1.0)
+    return series * lanes.float_of(np.int32((lanes.bits_of(shifted) + np.int32(127)) << np.int32(23)))
+
+
+@_compiled
+def _logistic(x):
+    """1 / (1 + e^-x)."""
+    x = np.float32(-88.0) if x < np.float32(-88.0) else x
+    return np.float32(1.0) / (np.float32(1.0) + _exp(-x))
+
+
+@_compiled
+def _activate(kind, x):
+    """The activation of every value, in its place."""
+    if kind == packed.GELU_TANH:  # (1 + tanh u) / 2 is the logistic function of 2 u
+        for i in range(len(x)):
+            u = np.float32(1.5957691216057308) * (x[i] + np.float32(0.044715) * x[i] * x[i] * x[i])
+            x[i] *= _logistic(u)
+    elif kind == packed.GELU:
+        for i in range(len(x)):
+            x[i] *= np.float32(0.5) * (np.float32(1.0) + np.float32(math.erf(x[i] * np.float32(0.7071067811865476))))
+    elif kind == packed.SILU:
+        for i in range(len(x)):
+            x[i] *= _logistic(x[i])
+    else:
+        for i in range(len(x)):
+            x[i] = np.float32(0.0) if x[i] < np.float32(0.0) else x[i]
+    if kind == packed.RELU2:
+        for i in range(len(x)):
+            x[i] *= x[i]

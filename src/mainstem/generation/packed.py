@@ -1,0 +1,168 @@
+"""A model as the compiled step reads it: addresses and numbers in records, one a block. Nothing is copied.
+
+The records point into the model's own tensors, so a model whose weights change in place needs no new ones. A slot that
+is not used has the address 0. Addresses are int64, all else that is read through them is float32.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mainstem.config import GATED
+from mainstem.model.attention import rotation
+from mainstem.model.gpt import GPT
+from mainstem.model.norms import Empty, LayerNorm
+from mainstem.model.quantize import DTYPES, Narrow, weights_of
+from mainstem.model.stack import places
+from mainstem.model.sublayer import Constant, Gain, Join
+
+ADDRESS = INT = np.int64
+MATRIX = np.dtype(
+    [("weight", ADDRESS), ("scale", ADDRESS), ("bias", ADDRESS), ("outputs", INT), ("inputs", INT)], align=True
+)
+"""(outputs, inputs) weights, row by row; a scale a row, for int8; a bias an output."""
+NORM = np.dtype([("kind", INT), ("gain", ADDRESS), ("bias", ADDRESS), ("eps", np.float32)], align=True)
+NO_NORM, LAYERNORM, RMSNORM = range(3)
+JOIN = np.dtype(
+    [
+        ("ln_in", NORM), ("ln_out", NORM), ("ln_add", NORM), ("skip", np.float32), ("damp", np.float32),
+        ("gain", ADDRESS), ("gain_step", INT),
+    ],
+    align=True,
+)  # fmt: skip
+"""The residual equation's slots; the gain's step is 0 for a scalar, 1 for a vector."""
+BLOCK = np.dtype(
+    [
+        ("res_1", JOIN), ("c_attn", MATRIX), ("q_norm", NORM), ("k_norm", NORM), ("attn_proj", MATRIX),
+        ("res_2", JOIN), ("c_fc", MATRIX), ("mlp_proj", MATRIX),
+    ],
+    align=True,
+)  # fmt: skip
+MODEL = np.dtype(
+    [
+        ("wte", MATRIX), ("wpe", ADDRESS), ("cos", ADDRESS), ("sin", ADDRESS), ("ln_f", NORM), ("head", MATRIX),
+        ("ones", ADDRESS), ("n_head", INT), ("d_head", INT), ("d_mlp", INT), ("activation", INT), ("gated", INT),
+        ("attn_scale", np.float32),
+    ],
+    align=True,
+)  # fmt: skip
+"""cos and sin: (n_ctx, d_head / 2), the rotary angles' of every position; ones: as many as the longest norm is wide."""
+POSITION = np.dtype([("id", INT), ("row", INT), ("column", INT), ("place", INT), ("first", INT)])
+"""A token, its row and column in the cache, its place in the text, and its row's first column that is no padding."""
+WORK = np.dtype(
+    [
+        ("threads", INT), ("rows", INT), ("capacity", INT), ("sync", ADDRESS), ("own", ADDRESS),
+        ("own_bytes", INT), ("scores", ADDRESS), ("scores_bytes", INT), ("qkv", ADDRESS), ("z", ADDRESS),
+        ("attn_write", ADDRESS), ("post", ADDRESS), ("up", ADDRESS), ("mlp_write", ADDRESS), ("logits", ADDRESS),
+        ("keys", ADDRESS), ("values", ADDRESS), ("block_bytes", INT), ("row_bytes", INT), ("head_bytes", INT),
+    ],
+    align=True,
+)  # fmt: skip
+"""Where a step works: the threads' common numbers (`sync`), what each has for itself (`own`, `scores`), what they
+share, and the cache. Rows: of the cache, among which the positions are shared out evenly."""
+LINE = 64
+"""Bytes of the processor's cache that go together; numbers that threads write are kept that far apart."""
+ARRIVED, ABANDONED, CLAIMS = 0, LINE, 2 * LINE
+"""Where in `sync` stand: how often a thread came to a meeting, whether the step is abandoned, what is taken."""
+PHASES = 5
+"""Of a block; the head is one more."""
+GELU, GELU_TANH, RELU, RELU2, SILU = range(5)
+ACTIVATIONS = {"gelu": GELU, "gelu_tanh": GELU_TANH, "relu": RELU, "relu2": RELU2, "swiglu": SILU, "geglu": GELU}
+STORED = {"fp32": np.float32, "bf16": np.uint16, "int8": np.int8}
+"""The type of a weight as Numba knows it; bfloat16 by its bits."""
+
+
+class Packed:
+    """The records of one model, and what they point to.
+
+    Args:
+        model: one for which `unlike` is None.
+    """
+
+    def __init__(self, model: GPT):
+        config = model.config
+        self.config, self.weights = config, weights_of(model)
+        self.like = np.empty(0, STORED[self.weights])
+        self._alive: list[Tensor] = []  # what the addresses belong to
+        self.model, self.blocks = np.zeros(1, MODEL), np.zeros(len(model.blocks), BLOCK)
+        whole: Any = self.model[0]
+        whole["wte"] = self._matrix(model.wte)
+        if model.wpe is not None:
+            whole["wpe"] = self._address(model.wpe.weight)
+        if config.position == "rotary":
+            angles = rotation(torch.arange(config.n_ctx)[None], config.d_head, config.rope_base, torch.float32)
+            whole["cos"], whole["sin"] = map(self._address, angles)
+        whole["ln_f"], whole["head"] = self._norm(model.ln_f), self._matrix(model.lm_head)
+        whole["ones"] = self._address(torch.ones(max(config.d_model, config.d_head)))
+        for name in ("n_head", "d_head", "d_mlp", "attn_scale"):
+            whole[name] = getattr(config, name)
+        whole["activation"], whole["gated"] = ACTIVATIONS[config.activation], config.activation in GATED
+        for place in places(model):
+            record, branch = self.blocks[place.layer], place.branch
+            record["res_1" if place.kind == "attn" else "res_2"] = self._join(place.join)
+            into = "c_attn" if place.kind == "attn" else "c_fc"
+            record[into], record[f"{place.kind}_proj"] = (
+                self._matrix(getattr(branch, into)), self._matrix(branch.c_proj)
+            )  # fmt: skip
+            if place.kind == "attn" and config.qk_norm:
+                record["q_norm"], record["k_norm"] = self._norm(branch.q_norm), self._norm(branch.k_norm)
+
+    @property
+    def bytes_read(self) -> int:
+        """Of the weights that a step of one token reads: every matrix but the embedding, and the head."""
+        width = self.like.itemsize
+        matrices = [block[name] for block in self.blocks for name in ("c_attn", "attn_proj", "c_fc", "mlp_proj")]
+        return width * sum(int(m["outputs"] * m["inputs"]) for m in [*matrices, self.model[0]["head"]])
+
+    def _address(self, tensor: Tensor | None) -> int:
+        if tensor is None:
+            return 0
+        tensor = tensor.detach().contiguous()
+        if tensor.dtype in (torch.bfloat16, torch.int8):
+            self._alive.append(tensor)
+        else:
+            self._alive.append(tensor := tensor.float())
+        return tensor.data_ptr()
+
+    def _matrix(self, layer: Any) -> tuple:
+        narrow = isinstance(layer, Narrow)
+        stored, scale = (layer.matrix.stored, layer.matrix.scale) if narrow else (layer.weight, None)
+        return self._address(stored), self._address(scale), self._address(getattr(layer, "bias", None)), *stored.shape
+
+    def _norm(self, norm: Any) -> tuple:
+        if isinstance(norm, Empty):
+            return NO_NORM, 0, 0, 0.0
+        kind = LAYERNORM if isinstance(norm, LayerNorm) else RMSNORM
+        return kind, self._address(norm.weight), self._address(getattr(norm, "bias", None)), norm.eps
+
+    def _join(self, join: Join) -> tuple:
+        skip, damp = (part.value if isinstance(part, Constant) else 1.0 for part in (join.skip, join.damp))
+        gain = join.gain.weight if isinstance(join.gain, Gain) else None
+        norms = (self._norm(norm) for norm in (join.ln_in, join.ln_out, join.ln_add))
+        return *norms, skip, damp, self._address(gain), int(gain is not None and gain.ndim > 0)
+
+
+_PLAIN = {nn.Embedding, nn.Linear, nn.Identity, nn.Dropout, nn.ModuleList}
+
+
+def unlike(model: GPT) -> str | None:
+    """The first thing about a model that the compiled step does not know; None if it can be packed.
+
+    It knows all that GPT builds, in float32 on the CPU; a subclass may compute something else.
+    """
+    if type(model) is not GPT:
+        return f"{type(model).__name__} is not GPT itself"
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("mainstem.model.") or type(module) in _PLAIN:
+            continue
+        return f"{name} is a {type(module).__name__}"
+    stored = DTYPES.get(weights_of(model), torch.float32)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        wanted = stored if name.endswith(".stored") else torch.float32
+        if tensor.dtype != wanted or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            return f"{name} is {tensor.dtype} on {tensor.device}"
+    return None
+
+

@@ -1,0 +1,282 @@
+"""The compiled step is the plain one within float32's rounding, and itself, to the bit, however it is asked."""
+
+import itertools
+import os
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mainstem.config import ACTIVATIONS, NORMS, POSITIONS, ModelConfig, Sampling
+from mainstem.errors import ConfigError, RunError
+from mainstem.generation import compiled, packed, reading
+from mainstem.generation.cache import KVCache
+from mainstem.generation.decoding import generate_ids
+from mainstem.generation.fast import Stepper
+from mainstem.model.gpt import GPT
+from mainstem.model.quantize import narrow, weights_of
+from models import ROWS, build, configs, error, small
+
+pytestmark = pytest.mark.usefixtures("compiled_step")
+some = settings(deadline=None, max_examples=25)
+WEIGHTS = ("fp32", "bf16", "int8")
+GREEDY = Sampling(temperature=0)
+
+
+def stored(model, weights):
+    return model if weights == "fp32" else narrow(model, weights)
+
+
+def ids_of(config, rows, length=8):
+    return torch.randint(config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def stepped(model, ids, before, each, padding=None, threads=1):
+    """Logits of the compiled step after `before` columns that PyTorch read, `each` columns at a time: (B, T, V)."""
+    rows, length = ids.shape
+    padding = padding or [0] * rows
+    mask = torch.arange(length) >= torch.tensor(padding)[:, None]
+    cache = KVCache(model.config, rows)
+    model.stream(ids[:, :before], mask=mask[:, :before], cache=cache)
+    stepper = Stepper(model, compiled.load(weights_of(model)), rows * each, length, threads)
+    read = []
+    for at in range(before, length, each):
+        logits = stepper.read(ids[:, at : at + each].tolist(), cache, padding)
+        read.append(logits.view(rows, -1, logits.shape[-1]).clone())
+    stepper.close()
+    assert cache.length == length
+    return torch.cat(read, 1)
+
+
+@some
+@given(configs(n_ctx=8), st.sampled_from(WEIGHTS), st.integers(0, 2))
+def test_it_is_the_plain_step(config, weights, left_out):
+    model = stored(build(config, torch.float32), weights)
+    assert packed.unlike(model) is None
+    ids, padding = ids_of(config, 2), [0, left_out]
+    mask = torch.arange(8) >= torch.tensor(padding)[:, None]
+    with torch.no_grad():
+        wanted = model(ids, mask=mask)[:, 4:]
+    assert error(stepped(model, ids, 4, 1, padding), wanted) < 2e-5
+
+
+@pytest.mark.parametrize("residual", ROWS)
+def test_every_way_to_join_norm_and_activate(residual):
+    for norm, (activation, position) in itertools.product(NORMS, zip(ACTIVATIONS, POSITIONS * 2, strict=True)):
+        config = small(residual, norm=norm, activation=activation, position=position, qk_norm=True, d_head=6)
+        model = build(config, torch.float32)
+        ids = ids_of(config, 1)
+        with torch.no_grad():
+            assert error(stepped(model, ids, 3, 1), model(ids)[:, 3:]) < 2e-5, config
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("shape", [{}, {"n_layer": 0}, {"d_mlp": 0}, {"d_model": 40, "n_head": 5, "vocab_size": 67}])
+def test_a_position_has_the_bits_that_it_has_alone(shape, weights):
+    """In a batch, read with others of its row, and by several threads: the ground that `lookup` stands on."""
+    model = stored(build(small(**shape), torch.float32), weights)
+    ids = ids_of(model.config, 6)
+    batch = stepped(model, ids, 2, 1)
+    for row in range(6):
+        alone = stepped(model, ids[row : row + 1], 2, 1)
+        with torch.no_grad():
+            cache = KVCache(model.config, 6)
+            model.stream(ids[:, :2], cache=cache)  # PyTorch's products do depend on the batch, a little
+        assert error(batch[row], alone[0]) < 2e-5
+        for each in (2, 3, 6):
+            assert torch.equal(stepped(model, ids[row : row + 1], 2, each), alone)
+    assert torch.equal(stepped(model, ids, 0 + 2, 2), batch)
+
+
+def test_threads_change_no_bit(monkeypatch):
+    monkeypatch.setattr("mainstem.generation.fast.WORTH_A_THREAD", 0)
+    model = build(small(d_model=48, vocab_size=301), torch.float32)
+    ids = ids_of(model.config, 3)
+    one = stepped(model, ids, 2, 1, [0, 1, 2])
+    for threads in (2, 3, 5):
+        assert torch.equal(stepped(model, ids, 2, 1, [0, 1, 2], threads), one)
+
+
+def test_the_weights_of_now_are_read():
+    """The records point at the model's own memory."""
+    model = build(small(), torch.float32)
+    ids = ids_of(model.config, 1)
+    cache = KVCache(model.config, 1)
+    with torch.no_grad():
+        stepper = Stepper(model, compiled.load("fp32"), 1, 8, 1)
+        before = stepper.read([[3]], cache, [0]).clone()
+        model.ln_f.weight.mul_(2)
+        model.blocks[1].mlp.c_fc.weight.mul_(0.5)
+        cache.take_back(1)
+        after = stepper.read([[3]], cache, [0])
+        assert not torch.equal(before, after)
+        assert error(after, model(torch.tensor([[3]]))[0]) < 2e-5
+    assert ids is not None
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["blocks.0.attn.c_attn", "blocks.2.mlp.c_fc", "blocks.1.mlp.c_proj", "lm_head"])
+def test_what_is_not_finite_stays_so(bad, where):
+    model = GPT(small(tie_embeddings=False)).eval()
+    with torch.no_grad():
+        model.get_submodule(where).weight[1, 2] = bad
+        logits = stepped(model, ids_of(model.config, 1), 2, 1)
+    assert not torch.isfinite(logits).all()
+    with pytest.raises(RunError, match="not finite"):
+        generate_ids(model, [[1, 2]], max_new_tokens=3, sampling=GREEDY)
+
+
+# --- in generation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """How many tokens each compiled step has read."""
+    found, read = [], Stepper.read
+
+    def noting(self, ids, cache, padding):
+        found.append(len(ids[0]))
+        return read(self, ids, cache, padding)
+
+    monkeypatch.setattr(Stepper, "read", noting)
+    return found
+
+
+@pytest.mark.parametrize("fields", [{}, {"position": "rotary", "residual": "post"}, {"n_ctx": 7}, {"n_ctx": 1}])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_it_says_what_pytorch_says(lively, steps, monkeypatch, fields, weights):
+    """Three contexts of new tokens, windows sliding, in a batch of different lengths."""
+    model = stored(lively(torch.float32, **fields), weights)
+    n_ctx = model.config.n_ctx
+    prompts = [list(range(1, 1 + length)) for length in sorted({1, n_ctx // 2 or 1, n_ctx})]
+    options = {"max_new_tokens": 3 * n_ctx, "sampling": GREEDY}
+    found = generate_ids(model, prompts, **options)
+    assert steps or n_ctx == 1
+    monkeypatch.setattr(compiled, "load", lambda weights: None)
+    assert found == generate_ids(model, prompts, **options)
+
+
+@pytest.mark.parametrize("plain", [{"use_cache": False}, {"tap": True}, {"double": True}])
+def test_what_it_cannot_do_pytorch_does(lively, steps, plain):
+    class Watch:
+        points = ("resid_final",)
+        writes = ()
+
+        def __call__(self, point, tensor):
+            return tensor
+
+    model = lively(torch.float64 if "double" in plain else torch.float32)
+    options = {"use_cache": plain.get("use_cache", True), "tap": Watch() if "tap" in plain else None}
+    generate_ids(model, [[1, 2]], max_new_tokens=4, sampling=GREEDY, **options)
+    assert not steps
+
+
+def test_a_subclass_is_not_packed(lively):
+    class Other(GPT):
+        pass
+
+    assert packed.unlike(Other(small())) == "Other is not GPT itself"
+    assert packed.unlike(lively(torch.float64)).startswith("wte.weight is torch.float64")
+
+
+# --- reading ahead ---------------------------------------------------------------------------------------------------
+
+
+def test_followers():
+    assert reading.followers([1, 2, 3, 4, 5, 1, 2, 3], 2) == [4, 5]
+    assert reading.followers([7, 1, 2, 9, 8, 1, 2], 3) == [9, 8, 1]
+    assert reading.followers([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3], 1) == [4]  # three count before two
+    assert reading.followers([1, 1, 1, 1], 4) == [1, 1, 1, 1]
+    assert reading.followers([9, 5, 6, 7, 5, 6], 5) == [7, 5, 6, 7, 5]
+    assert reading.followers([1, 2, 3], 4) == []
+    assert reading.followers([], 4) == []
+
+
+@some
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from(WEIGHTS),
+    st.sampled_from((1, 2, 3, 7)),
+    st.sampled_from((0, 0.8)),
+    st.sampled_from((1e-6, 0.3)),
+)
+def test_reading_ahead_changes_nothing(seed, weights, lookup, temperature, size):
+    """Also where logits nearly tie, as those of tiny weights do; greedy and sampled; past the context."""
+    model = GPT(ModelConfig(vocab_size=4, n_ctx=24, n_layer=2, n_head=2, d_model=16), seed).eval()
+    with torch.no_grad():
+        model.wte.weight.mul_(size / 0.02)
+    model = stored(model, weights)
+    options = {"max_new_tokens": 60, "sampling": Sampling(temperature=temperature), "seed": seed}
+    assert generate_ids(model, [[1, 2, 3]], lookup=lookup, **options) == generate_ids(model, [[1, 2, 3]], **options)
+
+
+def test_reading_ahead_takes_fewer_steps(lively, steps):
+    model = lively(torch.float32, vocab_size=3, n_ctx=64)
+    generate_ids(model, [[1, 2]], max_new_tokens=60, sampling=GREEDY)
+    plain = len(steps)
+    steps.clear()
+    generate_ids(model, [[1, 2]], max_new_tokens=60, sampling=GREEDY, lookup=6)
+    assert len(steps) < plain / 2
+
+
+def test_reading_ahead_is_for_one_row(lively):
+    with pytest.raises(ConfigError, match="lookup: 3 is for a single row, and there are 2; leave it out"):
+        generate_ids(lively(), [[1], [2]], max_new_tokens=2, lookup=3)
+    with pytest.raises(ConfigError, match="lookup: -1 is not possible"):
+        generate_ids(lively(), [[1]], max_new_tokens=2, lookup=-1)
+
+
+# --- the cache folder ------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_not_whole_is_not_there(tmp_path, monkeypatch):
+    good = compiled.folder()
+    assert compiled.ready()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not compiled.ready()
+    copy = compiled.folder()
+    for harm in ("truncate", "remove", "unlisted"):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(good, copy)
+        assert compiled.ready()
+        victim = next(copy.rglob("*.nbc"))
+        if harm == "truncate":
+            victim.write_bytes(victim.read_bytes()[:1000])
+        elif harm == "remove":
+            victim.unlink()
+        else:
+            (copy / compiled.READY).unlink()
+        assert not compiled.ready()
+        compiled.load.cache_clear()
+        assert compiled.load("fp32") is None
+    compiled.load.cache_clear()
+
+
+def test_one_process_compiles_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = []
+    monkeypatch.setattr(compiled, "_compile", lambda into, every: made.append(into) or (into / "x.nbc").write_text("x"))
+    lock = compiled.folder().with_suffix(".lock")
+    lock.parent.mkdir()
+    lock.write_text(str(os.getpid()))
+    compiled.build()
+    assert not made
+    lock.write_text("999999999")  # of nobody
+    compiled.build()
+    assert len(made) == 1
+    assert not lock.exists()
+    assert compiled.ready()
+    compiled.build()
+    assert len(made) == 1
+
+
+def test_no_room_for_it_is_no_fault(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    compiled.load.cache_clear()
+    assert not compiled.ready()
+    assert not compiled.start()
+    assert compiled.load("fp32") is None
+    compiled.load.cache_clear()
