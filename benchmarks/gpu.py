@@ -29,10 +29,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mainstem import counts
-from mainstem.config import PRESETS, ModelConfig, TrainConfig
+from mainstem.config import ModelConfig, TrainConfig
 from mainstem.generation.decoding import generate_ids
 from mainstem.model.gpt import GPT
 from mainstem.model.kernels.choice import cases, faster, seconds
+from mainstem.presets import PRESETS
 from mainstem.text.corpus import Source
 from mainstem.text.tokens import Prepared, prepare
 from mainstem.training.device import Device

@@ -10,9 +10,9 @@ import time
 
 import torch
 
-from mainstem.config import PRESETS
 from mainstem.model.gpt import GPT
 from mainstem.model.tap import Recorder
+from mainstem.presets import PRESETS
 from mainstem.training.device import Device
 from mainstem.training.evaluate import loss_sum
 from mainstem.training.optim import Optimizer

@@ -4,19 +4,9 @@ import json
 
 import pytest
 
-from mainstem.config import (
-    ACTIVATIONS,
-    INITS,
-    NORMS,
-    OPTIMIZERS,
-    POSITIONS,
-    PRESETS,
-    SCHEDULES,
-    ModelConfig,
-    TrainConfig,
-    preset,
-)
+from mainstem.config import ACTIVATIONS, INITS, NORMS, OPTIMIZERS, POSITIONS, SCHEDULES, ModelConfig, TrainConfig
 from mainstem.errors import ConfigError
+from mainstem.presets import PRESETS, preset
 from mainstem.residuals import RESIDUALS
 
 DROPOUTS = ("embd_dropout", "attn_dropout", "attn_out_dropout", "mlp_dropout", "mlp_out_dropout")
@@ -168,7 +158,8 @@ def test_a_config_is_changed_by_replace_alone():
 
 
 def test_presets():
-    assert list(PRESETS) == ["tiny", "swift", "mini", "andrea-nano", "andrea-12m", "andrea-120m", "andrea-480m", "gpt2"]
+    of_andrea = ["andrea-nano", "bard", "andrea-12m", "andrea-120m", "andrea-480m"]
+    assert list(PRESETS) == ["tiny", "swift", "mini", *of_andrea, "gpt2"]
     assert all(name == chosen.name and chosen.about for name, chosen in PRESETS.items())
 
 

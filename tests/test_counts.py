@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from mainstem import counts, residuals
-from mainstem.config import PRESETS, preset
 from mainstem.model.gpt import GPT
 from mainstem.model.norms import LayerNorm, RMSNorm
+from mainstem.presets import PRESETS, preset
 from models import ROWS, Change, configs, few, record, small, tokens
 
 KNOWN = {

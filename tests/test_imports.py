@@ -13,7 +13,7 @@ import mainstem
 
 SOURCE = Path(mainstem.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-WITHOUT_TORCH = ("errors", "durable", "residuals", "config", "counts", "text")
+WITHOUT_TORCH = ("errors", "durable", "residuals", "config", "presets", "counts", "text")
 WITH_TORCH = ("model", "training", "generation", "stream", "circuits", "surgery", "formats", "lab", "learn", "bench")
 ROOMS = (*WITHOUT_TORCH, *WITH_TORCH, "report", "serve", "cli")
 

@@ -12,7 +12,7 @@ _HOMES = {
     "Intervention": "mainstem.stream.change.intervene",
     "LogitDifference": "mainstem.stream.metrics",
     "ModelConfig": "mainstem.config",
-    "PRESETS": "mainstem.config",
+    "PRESETS": "mainstem.presets",
     "RESIDUALS": "mainstem.residuals",
     "Recorder": "mainstem.model.tap",
     "RunFolder": "mainstem.training.folder",

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mainstem.config import preset
 from mainstem.model.gpt import GPT
+from mainstem.presets import preset
 from models import build, error, tokens
 from reference import andrea_weights, mini_forward, model_forward
 

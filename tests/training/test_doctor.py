@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from mainstem import counts
-from mainstem.config import PRESETS, ModelConfig, TrainConfig
+from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import TrainingFailed
+from mainstem.presets import PRESETS
 from mainstem.training import doctor
 from mainstem.training.folder import RunFolder, append_row, read_rows
 from runs import cut, finish, training

@@ -10,6 +10,7 @@ from mainstem.model.gpt import GPT
 from mainstem.model.kernels import choice, gelu
 from mainstem.model.mlp import MLP
 
+GELU = "gelu_bias"
 GeluBias = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -28,7 +29,7 @@ def equip(model: GPT, device: torch.device, tokens: int, compiled: bool = False)
     if config.activation == "gelu_tanh" and config.bias and config.d_mlp:
         if device.type == "cpu" and not compiled:
             name, loop = "numba", _on_cpu()
-        elif device.type == "cuda" and choice.choose(config, tokens, device, names=("gelu_bias",))["gelu_bias"].takes_ours:
+        elif device.type == "cuda" and choice.choose(config, tokens, device, names=(GELU,))[GELU].takes_ours:
             name, loop = "triton", gelu.gelu_bias
     for block in model.blocks if loop is not None else ():
         assert isinstance(block.mlp, MLP)
