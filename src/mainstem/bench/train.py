@@ -1,6 +1,7 @@
 """What a training step costs: over its products alone, and over the step of `transformers` for the same model."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from mainstem.bench.floors import compute_floor
 from mainstem.bench.gpt2 import gpt2
 from mainstem.bench.memory import alone, taken
-from mainstem.bench.timing import Alternated, alternate
+from mainstem.bench.timing import Alternated, alternate, spread
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.gpt import GPT
@@ -26,6 +27,8 @@ SHAPES = {  # (layers, heads, width, context, batch, vocabulary)
     "andrea": (12, 12, 768, 256, 4, 8449),
 }
 CLIP = 1.0
+TURN = 0.3
+"""Seconds of steps in a row, one at least, in a turn: as in training, a step finds in the cache what it left there."""
 Step = Callable[[], None]
 
 
@@ -92,8 +95,10 @@ def measure(
     def tick() -> None:
         progress(next(count), total)
 
-    over_floor = alternate(ours, floor, rounds, tick=tick)
-    over_peer = None if theirs is None else alternate(ours, theirs, rounds, tick=tick)
+    ours()
+    steps = max(1, round(TURN / _seconds(ours)))
+    over_floor = alternate(_turn(ours, steps), _turn(floor, steps), rounds, tick=tick)
+    over_peer = theirs and alternate(_turn(ours, steps), _turn(theirs, steps), rounds, tick=tick)
     memory = {"mainstem": alone(_memory, shape, True), "transformers": theirs and alone(_memory, shape, False)}
     both = [peak for peak in memory.values() if peak]
     return {
@@ -101,7 +106,11 @@ def measure(
         "step_over_floor": over_floor.ratio.median,
         "step_over_transformers": over_peer and over_peer.ratio.median,
         "memory_over_transformers": both[0] / both[1] if len(both) == 2 else None,
-        "timings": {"floor": _plain(over_floor), "transformers": over_peer and _plain(over_peer)},
+        "steps_a_turn": steps,
+        "timings": {
+            "step_over_floor": _plain(over_floor, steps, "floor"),
+            "step_over_transformers": over_peer and _plain(over_peer, steps, "transformers"),
+        },
         "memory": memory,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -123,9 +132,25 @@ def _memory(shape: str, ours: bool) -> int | None:
     return taken(three).peak
 
 
-def _plain(timed: Alternated) -> dict[str, Any]:
+def _turn(step: Step, steps: int) -> Step:
+    """So many steps in a row, as training takes them."""
+
+    def turn() -> None:
+        for _ in range(steps):
+            step()
+
+    return turn
+
+
+def _seconds(step: Step) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _plain(timed: Alternated, steps: int, other: str) -> dict[str, Any]:
+    sides = {"mainstem": timed.first, other: timed.second}
     return {
-        "seconds": sorted(timed.first)[len(timed.first) // 2],
-        "other_seconds": sorted(timed.second)[len(timed.second) // 2],
+        "seconds": {side: spread(seconds).median / steps for side, seconds in sides.items()},
         "ratio_quartiles": [timed.ratio.lower, timed.ratio.upper],
     }

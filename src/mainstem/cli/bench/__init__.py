@@ -10,6 +10,7 @@ QUESTIONS = {  # each lives in the module of its name
     "data": "text to a token file, over the library tokenizers; batches",
     "decode": "a generated token, over memory's speed, transformers and llama.cpp",
     "inspect": "looking inside: capture, composition, attribution, patching, memory",
+    "results": "all of these, and one page of their figures",
 }
 
 

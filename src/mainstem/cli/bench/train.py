@@ -32,14 +32,13 @@ def main(argv: Sequence[str]) -> None:
     for note in found["notes"]:
         screen.note(note)
     screen.say(f"{found['shape']}: torch {found['torch']}, {found['threads']} threads, float32")
-    names = {"floor": "step_over_floor", "transformers": "step_over_transformers"}
     rows = []
-    for side, timing in found["timings"].items():
+    for name, timing in found["timings"].items():
         if timing is not None:
             lower, upper = timing["ratio_quartiles"]
-            seconds = f"{timing['seconds']:.4f} / {timing['other_seconds']:.4f}"
-            rows.append((names[side], f"{found[names[side]]:.3f}", f"{lower:.3f} to {upper:.3f}", seconds))
-    screen.table(("figure", "ratio", "middle half", "seconds"), rows)
+            seconds = ", ".join(f"{side} {1000 * value:,.1f}" for side, value in timing["seconds"].items())
+            rows.append((name, f"{found[name]:.3f}", f"{lower:.3f} to {upper:.3f}", seconds))
+    screen.table(("figure", "ratio", "middle half", "ms a step"), rows)
     ratio = found["memory_over_transformers"]
     sides = ", ".join(f"{side} {peak / 1e6:,.1f} MB" for side, peak in found["memory"].items() if peak)
     if sides:

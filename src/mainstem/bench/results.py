@@ -1,0 +1,115 @@
+"""All benchmarks by one command, each in a process of its own, as one table: benchmarks/RESULTS.md."""
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mainstem.errors import RunError
+
+RATES = ("ratio", "speedup", "growth")
+"""Ends of the names of figures, beside those that say what is over what."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one benchmark said."""
+
+    words: tuple[str, ...]
+    """As they are typed after `mainstem bench`."""
+    found: dict[str, Any]
+    """Its object."""
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Each figure, its value, and the middle half of its ratios where the benchmark has one."""
+        rows = []
+        for name, value in self.found.items():
+            is_figure = "_over_" in name or "_minus_" in name or name.split("_")[-1] in RATES
+            if is_figure and (value is None or isinstance(value, float)):
+                rows.append((name, _number(value), self._middle(name)))
+        return rows
+
+    def _middle(self, name: str) -> str:
+        timing = self.found.get("timings", {}).get(name) or {}
+        quartiles = timing.get("ratio_quartiles")
+        if quartiles is None and name == "encode_over_tokenizers":
+            quartiles = self.found.get("ratio_quartiles")
+        if quartiles is None and name == "speedup":
+            return ", ".join(_number(row["speedup"]) for row in self.found["seeds"]) + " (by seed)"
+        return " to ".join(map(_number, quartiles)) if quartiles else ""
+
+
+def commands(data: str, run: str | None) -> list[tuple[str, ...]]:
+    """The benchmarks in their order. `data`: of time-to-loss; `run`: on whose held-out text int8 is measured."""
+    trained = ("--run", run) if run is not None else ()
+    shapes = [("train", "--shape", shape) for shape in ("small", "mid", "andrea")]
+    return [*shapes, ("decode", *trained), ("data",), ("inspect",), ("time-to-loss", "--data", data)]
+
+
+def measure(
+    data: str, run: str | None = None, *, progress: Callable[[int, int, str], None] = lambda done, total, what: None
+) -> list[Result]:
+    """Run each of `commands` to its end, one after the other. Raises RunError with the message of one that fails."""
+    every, results = commands(data, run), []
+    for done, words in enumerate(every):
+        progress(done, len(every), words[0])
+        line = [sys.executable, "-m", "mainstem", "bench", *words, "--json"]
+        process = subprocess.run(line, capture_output=True, encoding="utf-8", check=False)
+        if process.returncode != 0:
+            said = process.stderr.strip().splitlines() or ["it said nothing"]
+            raise RunError(f"mainstem bench {' '.join(words)}: {said[-1]}")
+        results.append(Result(words, json.loads(process.stdout)))
+    return results
+
+
+def page(results: Sequence[Result]) -> str:
+    """The results as Markdown: machine and versions, then a table, then each benchmark's own notes."""
+    facts = {**results[0].found, "peer": "", "tokenizers": ""}
+    for result in results:
+        facts.update({key: result.found[key] for key in ("peer", "tokenizers") if result.found.get(key)})
+    lines = [
+        "# Results",
+        "",
+        "Written by `mainstem bench results`. Ratios within one run, medians; `mainstem bench QUESTION --help` says of "
+        "what.",
+        "",
+        f"- machine: {_processor()}, {facts['threads']} threads, {platform.system()}, {platform.machine()}",
+        f"- mainstem {importlib.metadata.version('mainstem')}, commit {_commit()}; Python {platform.python_version()}, torch {facts['torch']}",
+        "",
+        "| `mainstem bench` | figure | value | middle half |",
+        "|---|---|---|---|",
+    ]
+    for result in results:
+        words = " ".join(Path(word).name if "/" in word else word for word in result.words)
+        for number, (name, value, middle) in enumerate(result.rows()):
+            lines.append(f"| {f'`{words}`' if number == 0 else ''} | {name} | {value} | {middle} |")
+    notes = dict.fromkeys(note for result in results for note in result.found.get("notes", ()))
+    lines += ["", *(f"- {note}" for note in notes)] if notes else []
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 0.1 else f"{value:.2f}"
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it."""
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text().splitlines() if known.exists() else []
+    name = next((line.split(":")[1] for line in lines if line.startswith("model name")), platform.processor())
+    return name.strip() or "an unnamed processor"
+
+
+def _commit() -> str:
+    """Of the sources that run, if they lie in a repository."""
+    line = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        said = subprocess.run(line, capture_output=True, encoding="utf-8", check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return said.stdout.strip()
