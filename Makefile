@@ -3,7 +3,7 @@ PYTHON ?= python3
 TORCH ?= torch
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all check clean
+.PHONY: setup demo bard test test-all check clean
 
 setup: .venv/ready
 
@@ -15,6 +15,10 @@ setup: .venv/ready
 
 demo: setup
 	$(BIN)/mainstem demo
+
+bard: setup
+	$(BIN)/mainstem train runs/bard --preset bard
+	$(BIN)/python tests/training/make_bundled_model.py runs/bard
 
 test: setup
 	$(BIN)/python -m pytest

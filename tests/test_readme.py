@@ -31,7 +31,7 @@ def commands(page: str) -> list[list[str]]:
 
 def command_of(verb: str, question: str) -> type:
     """The dataclass that the module of a question fills from its flags."""
-    module = importlib.import_module(f"mainstem.cli.{verb}.{question}")
+    module = importlib.import_module(f"mainstem.cli.{verb}.{question.replace('-', '_')}")
     own = [kind for kind in vars(module).values() if getattr(kind, "__module__", "") == module.__name__]
     (found,) = [kind for kind in own if dataclasses.is_dataclass(kind) and hasattr(kind, "json")]
     return found

@@ -105,10 +105,10 @@ PRESETS: dict[str, Preset] = {
         ),
         Preset(
             "bard",
-            "the bundled model's recipe: ANDREA's form, an hour on two cores",
+            "the bundled model's recipe: ANDREA's form, small enough to come with the package",
             ModelConfig(vocab_size=2048, n_ctx=256, n_layer=6, n_head=8, d_model=256),
             TrainConfig(
-                steps=2600,
+                steps=1800,
                 batch_size=12,
                 optimizer="muon",
                 muon_lr=0.025,
@@ -116,8 +116,8 @@ PRESETS: dict[str, Preset] = {
                 schedule="linear",
                 min_lr=0.0,
                 warmup=40,
-                eval_every=650,
-                save_every=650,
+                eval_every=600,
+                save_every=600,
             ),
         ),
         Preset(

@@ -37,7 +37,8 @@ def test_the_page():
     assert "| `time-to-loss --data text.txt` | speedup | 11.50 | 12.00, 11.50 (by seed) |" in lines
     assert lines[-1] == "- transformers is not compared"
     assert not any("home" in line or "bytes_read" in line for line in lines)
-    assert any("torch 2.9" in line and "commit" in line for line in lines)
+    assert any("torch 2.9" in line for line in lines)
+    assert any("commit" in line for line in lines)
 
 
 def test_every_benchmark_but_itself_is_run():
@@ -54,7 +55,7 @@ def test_each_runs_to_its_end_and_a_failure_is_told(monkeypatch):
         lines.append(line[3:])
         failed = "data" in line
         said = "a bar\nmainstem: no such thing\n"
-        return SimpleNamespace(returncode=int(failed), stdout=json.dumps(DECODE), stderr=said)
+        return SimpleNamespace(returncode=2 * failed, stdout=json.dumps(DECODE), stderr=said)
 
     monkeypatch.setattr(results.subprocess, "run", run)
     with pytest.raises(RunError, match="bench data: mainstem: no such thing"):

@@ -34,6 +34,13 @@ def test_freed_memory_is_kept():
     assert kept < plain / 10  # before, all of it comes anew
 
 
-def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
+@pytest.mark.parametrize("system", ["win32", "darwin", "linux"])
+def test_other_systems_and_libraries_are_left_alone(monkeypatch, system):
+    def library(name):
+        if system != "linux":
+            raise TypeError("argument of type 'NoneType' is not iterable")  # as on Windows
+        return object()
+
+    monkeypatch.setattr(allocator.sys, "platform", system)
+    monkeypatch.setattr(allocator.ctypes, "CDLL", library)
     assert not allocator.keep_freed()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mainstem.errors import RunError
+from mainstem.errors import RunError, TrainingFailed
 
 RATES = ("ratio", "speedup", "growth")
 """Ends of the names of figures, beside those that say what is over what."""
@@ -59,19 +59,18 @@ def measure(
     for done, words in enumerate(every):
         progress(done, len(every), words[0])
         line = [sys.executable, "-m", "mainstem", "bench", *words, "--json"]
-        process = subprocess.run(line, capture_output=True, encoding="utf-8", check=False)
+        process = subprocess.run(line, capture_output=True, encoding="utf-8", errors="replace", check=False)
         if process.returncode != 0:
             said = process.stderr.strip().splitlines() or ["it said nothing"]
-            raise RunError(f"mainstem bench {' '.join(words)}: {said[-1]}")
+            kind = RunError if process.returncode == RunError.exit_code else TrainingFailed
+            raise kind(f"mainstem bench {' '.join(words)}: {said[-1]}")
         results.append(Result(words, json.loads(process.stdout)))
     return results
 
 
 def page(results: Sequence[Result]) -> str:
     """The results as Markdown: machine and versions, then a table, then each benchmark's own notes."""
-    facts = {**results[0].found, "peer": "", "tokenizers": ""}
-    for result in results:
-        facts.update({key: result.found[key] for key in ("peer", "tokenizers") if result.found.get(key)})
+    facts = results[0].found
     lines = [
         "# Results",
         "",
@@ -79,7 +78,8 @@ def page(results: Sequence[Result]) -> str:
         "what.",
         "",
         f"- machine: {_processor()}, {facts['threads']} threads, {platform.system()}, {platform.machine()}",
-        f"- mainstem {importlib.metadata.version('mainstem')}, commit {_commit()}; Python {platform.python_version()}, torch {facts['torch']}",
+        f"- mainstem {importlib.metadata.version('mainstem')}, commit {_commit()}",
+        f"- Python {platform.python_version()}, torch {facts['torch']}, {', '.join(_peers())}",
         "",
         "| `mainstem bench` | figure | value | middle half |",
         "|---|---|---|---|",
@@ -91,6 +91,17 @@ def page(results: Sequence[Result]) -> str:
     notes = dict.fromkeys(note for result in results for note in result.found.get("notes", ()))
     lines += ["", *(f"- {note}" for note in notes)] if notes else []
     return "\n".join(lines) + "\n"
+
+
+def _peers() -> list[str]:
+    """The libraries that ours is measured beside, as they are installed."""
+    found = []
+    for name in ("transformers", "llama-cpp-python", "transformer_lens", "tokenizers"):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"no {name}")
+    return found
 
 
 def _number(value: float | None) -> str:

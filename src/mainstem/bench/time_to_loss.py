@@ -234,6 +234,8 @@ def _race(runs: dict[str, Run], tick: Callable[[int, str], None]) -> dict[str, A
 def _peak(start: Callable[[int], Side]) -> int | None:
     """What training takes at its highest, in bytes: model, optimizer, and three steps."""
 
+    allocator.keep_freed()
+
     def train() -> list[torch.Tensor]:
         side = start(1)
         for step in range(min(3, side.steps)):

@@ -120,6 +120,8 @@ def measure(
 
 def _memory(shape: str, ours: bool) -> int | None:
     """The peak of three steps in a fresh process, bytes; model and optimizer are built, and have stepped once."""
+    if ours:
+        allocator.keep_freed()
     model, x, y = model_of(shape)
     step = our_step(model, x, y) if ours else their_step(model, x)
     step()

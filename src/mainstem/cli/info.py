@@ -17,7 +17,7 @@ class Info:
     """Count parameters, norms, FLOPs per token and memory; nothing is built and no weight is read."""
 
     target: Positional[str]
-    """A preset (tiny, mini, andrea-nano, andrea-12m, andrea-120m, andrea-480m, gpt2) or a RUN."""
+    """A preset (README has the table) or a RUN."""
     json: bool = False
     """One object on stdout."""
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -11,8 +11,8 @@ from mainstem.cli.screen import Screen
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Run every benchmark, each in a process of its own, and write their figures into one page. Half an hour on two
-    cores, on which nothing else should run."""
+    """Run every benchmark, each in a process of its own, and write their figures into one page. It takes long, and
+    nothing else should run meanwhile."""
 
     data: str
     """The text of `bench time-to-loss`."""
