@@ -59,7 +59,7 @@ def test_each_runs_to_its_end_and_a_failure_is_told(monkeypatch):
 
     monkeypatch.setattr(results.subprocess, "run", run)
     with pytest.raises(RunError, match="bench data: mainstem: no such thing"):
-        measure("text")
+        list(measure("text"))
     assert lines[0] == ["bench", "train", "--shape", "small", "--json"]
     assert len(lines) == 5
     monkeypatch.setattr(results, "commands", lambda data, run: [("train",), ("decode",)])
@@ -67,7 +67,7 @@ def test_each_runs_to_its_end_and_a_failure_is_told(monkeypatch):
 
 
 def test_the_command_writes_the_page(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(results, "measure", lambda data, run, progress: RESULTS)
+    monkeypatch.setattr(results, "measure", lambda data, run, progress: iter(RESULTS))
     out = tmp_path / "RESULTS.md"
     assert main(["bench", "results", "--data", "text", "--out", str(out), "--json"]) == 0
     assert out.read_text(encoding="utf-8") == page(RESULTS)

@@ -5,7 +5,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,9 @@ def commands(data: str, run: str | None) -> list[tuple[str, ...]]:
 
 def measure(
     data: str, run: str | None = None, *, progress: Callable[[int, int, str], None] = lambda done, total, what: None
-) -> list[Result]:
-    """Run each of `commands` to its end, one after the other. Raises RunError with the message of one that fails."""
-    every, results = commands(data, run), []
+) -> Iterator[Result]:
+    """Run each of `commands` to its end, one after the other. Raises the error of one that fails, with its message."""
+    every = commands(data, run)
     for done, words in enumerate(every):
         progress(done, len(every), words[0])
         line = [sys.executable, "-m", "mainstem", "bench", *words, "--json"]
@@ -64,8 +64,7 @@ def measure(
             said = process.stderr.strip().splitlines() or ["it said nothing"]
             kind = RunError if process.returncode == RunError.exit_code else TrainingFailed
             raise kind(f"mainstem bench {' '.join(words)}: {said[-1]}")
-        results.append(Result(words, json.loads(process.stdout)))
-    return results
+        yield Result(words, json.loads(process.stdout))
 
 
 def page(results: Sequence[Result]) -> str:

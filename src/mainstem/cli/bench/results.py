@@ -28,14 +28,16 @@ def main(argv: Sequence[str]) -> None:
     """Parse, measure, write."""
     command = parse(Results, "bench results", argv)
     screen = Screen(command.json)
-    from mainstem.bench.results import measure, page
+    from mainstem.bench.results import Result, measure, page
 
     out = durable.replaceable(Path(command.out))
     with screen.bar("bench results", 1) as bar:
-        results = measure(
+        results: list[Result] = []
+        for result in measure(
             command.data, command.run, progress=lambda done, total, what: bar.at(done, what, total=total)
-        )
-    durable.write_text(out, page(results))
+        ):
+            results.append(result)
+            durable.write_text(out, page(results))  # so that what was measured stays, whatever comes next
     for result in results:
         screen.say(f"bench {' '.join(result.words)}")
         screen.table(("figure", "value", "middle half"), result.rows())
