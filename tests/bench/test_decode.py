@@ -6,28 +6,44 @@ import torch
 from mainstem.bench import decode, llama
 from mainstem.bench.floors import forward_floor, memory_floor
 from mainstem.bench.timing import alternate
-from mainstem.model.gpt import GPT
-from models import small
+from mainstem.config import Sampling
+from mainstem.errors import RunError
+from mainstem.generation import compiled
+from mainstem.generation.decoding import generate_ids
+from models import build, small
+
+PROMPT = [1, 2, 3]
 
 
 def model():
-    return GPT(small(vocab_size=67, n_ctx=256, d_model=32, d_mlp=64)).eval()
+    """One that says different tokens, as an untrained one does not."""
+    return build(small(vocab_size=67, n_ctx=256, d_model=32, d_mlp=64), torch.float32, by=0.5)
+
+
+def greedy(count):
+    return generate_ids(model(), [PROMPT], max_new_tokens=count, sampling=Sampling(temperature=0))[0]
+
+
+def times(generated):
+    return [came for _, came in generated]
 
 
 def test_ours_says_when_each_token_came():
     for rows in (1, 3):
-        times = decode.ours(model(), [1, 2, 3], rows)()
-        assert len(times) == decode.NEW
-        assert times == sorted(times)
-        assert 0 < decode.per_token(times) < times[-1]
+        found = decode.ours(model(), PROMPT, rows)()
+        assert [i for i, _ in found] == greedy(decode.NEW)
+        assert times(found) == sorted(times(found))
+        assert 0 < decode.per_token(times(found)) < found[-1][1]
+    assert len(set(greedy(20))) > 3
     assert decode.per_token([5.0, 6.0, 7.5, 8.0]) == 1.0
 
 
-def test_transformers_does_too():
+def test_transformers_says_what_we_say():
     pytest.importorskip("transformers", reason="a peer: pip install transformers")
-    times = decode.transformers(model(), [1, 2, 3])()
-    assert len(times) == decode.NEW
-    assert times == sorted(times)
+    found = decode.transformers(model(), PROMPT)()
+    assert len(found) == decode.NEW
+    assert [i for i, _ in found[:20]] == greedy(20)
+    assert times(found) == sorted(times(found))
 
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
@@ -35,8 +51,18 @@ def test_llama_says_what_we_say(tmp_path, kind):
     pytest.importorskip("gguf", reason="for a peer: pip install mainstem[llama]")
     pytest.importorskip("llama_cpp", reason="a peer: pip install mainstem[llama]")
     llama.write(model(), tmp_path / "x.gguf", kind)
-    times = llama.generator(tmp_path / "x.gguf", 256)([1, 2, 3], 20)
-    assert len(times) == 20
+    found = llama.generator(tmp_path / "x.gguf", 256)(PROMPT, 20)
+    assert len(found) == 20
+    assert times(found) == sorted(times(found))
+    if kind == "F32":
+        assert [i for i, _ in found] == greedy(20)
+
+
+def test_what_another_process_compiles_is_waited_for(monkeypatch):
+    monkeypatch.setattr(compiled, "build", lambda: False)
+    monkeypatch.setattr(compiled, "underway", lambda: True)
+    with pytest.raises(RunError, match="another process is compiling the step; try again in a minute"):
+        decode.measure("small", 1)
 
 
 def test_a_part_of_a_call_can_be_timed():

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mainstem.bench import memory
+from mainstem.bench import decode, memory
 from mainstem.bench.inspect import FIGURES
 from mainstem.bench.peer import PACKAGE
 from mainstem.cli import bench
@@ -41,6 +41,54 @@ def test_the_figures_for_a_person(mainstem):
         assert figure.about in said
 
 
+DECODE = {
+    "shape": "small", "fp32_over_memory_floor": 0.9, "int8_over_transformers": None, "int8_loss_minus_fp32": 0.0003,
+    "losses": {"fp32": 2.0, "bf16": 2.0001, "int8": 2.0003},
+    "timings": {
+        "fp32_over_memory_floor": {
+            "ratio": 0.9, "ratio_quartiles": [0.85, 0.95], "seconds": {"floor": 0.0009, "fp32": 0.001}
+        },
+        "int8_over_transformers": None,
+    },
+    "first_token_seconds": {"fp32": 0.012}, "bytes_read": 3_000_000, "prompt": 64, "new": 128, "torch": "2.9",
+    "threads": 2, "notes": ["transformers is not compared"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """What `bench decode` was asked for; nothing is timed."""
+    asked = []
+
+    def measure(shape, rounds, *, run, data, progress):
+        asked.append((shape, rounds, run, data))
+        progress(1, 2)
+        return DECODE
+
+    monkeypatch.setattr(decode, "measure", measure)
+    return asked
+
+
+def test_decoding_as_an_object(mainstem, decoded):
+    words = ("--shape", "small", "--rounds", "2", "--run", "runs/demo", "--data", "text")
+    result = mainstem("bench", "decode", *words, "--json")
+    assert result.code == 0
+    assert result.json == DECODE
+    assert "note: transformers is not compared" in result.err
+    assert decoded == [("small", 2, "runs/demo", "text")]
+
+
+def test_decoding_for_a_person(mainstem, decoded):
+    said = mainstem("bench", "decode").out
+    assert decoded == [("andrea", 5, None, None)]
+    assert "small: 64 tokens, then 128 more; torch 2.9, 2 threads, 3 MB of float32 weights a token" in said
+    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.strip()}
+    assert rows["fp32_over_memory_floor"] == ["0.900", "0.850", "to", "0.950", "floor", "0.90,", "fp32", "1.00"]
+    assert rows["int8_over_transformers"] == ["-", "-", "-"]
+    assert "first token after, ms: fp32 12" in said
+    assert "held-out loss: fp32 2.0000, bf16 2.0001, int8 2.0003; int8 - fp32 +0.00030 nats" in said
+
+
 def test_its_help_lists_the_questions(mainstem):
     said = mainstem("bench", "--help").out
     for name, about in bench.QUESTIONS.items():
@@ -53,6 +101,7 @@ def test_its_help_lists_the_questions(mainstem):
     ("argv", "said"),
     [
         (["inspct"], "bench: unknown question 'inspct'; did you mean 'inspect'?"),
+        (["decode", "--shape", "smal"], "small"),
         (["inspect", "--preset", "gtp2"], "did you mean 'gpt2'?"),
         (["inspect", "--preset", "tiny", "--tokens", "99"], "tokens: 99 is not possible; give 2 to 64, the context of"),
         ([*LINE[1:-1], "0"], "rounds: 0 is not possible; give at least 1"),

@@ -75,6 +75,7 @@ def test_a_prompt_longer_than_the_context_says_so(say, small_run):
         ("--top-k -3", "top_k: -3"),
         ("--n 0", "n: 0 is not possible"),
         ("--seed -1", "seed: -1 is not possible"),
+        ("--lookup -1", "lookup: -1 is not possible"),
         ("--device cuda:7", "'cuda:7' is not on this machine"),
         ("--device gpu", "'gpu' is not a device"),
     ],
@@ -161,3 +162,14 @@ def test_what_is_not_compiled_yet_is_compiled_for_the_next_time(say, monkeypatch
     monkeypatch.setattr(compiled, "ready", lambda: True)
     assert "compiled" not in say("the river").err
     assert started == [1]
+
+
+def test_what_is_being_compiled_or_cannot_be_is_not_promised(say, monkeypatch):
+    from mainstem.generation import compiled
+
+    monkeypatch.setattr(compiled, "start", lambda: pytest.fail("it was started again"))
+    monkeypatch.setattr(compiled, "failure", lambda: "no room; remove x to have it tried again")
+    said = say("the river").err
+    assert "note: generating by PyTorch; faster kernels could not be compiled: no room; remove x" in said
+    monkeypatch.setattr(compiled, "underway", lambda: True)
+    assert "note: generating by PyTorch; faster kernels are still being compiled" in say("the river").err

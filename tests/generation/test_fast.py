@@ -1,9 +1,12 @@
 """The compiled step is the plain one within float32's rounding, and itself, to the bit, however it is asked."""
 
+import ctypes
 import itertools
 import os
-import shutil
+import signal
+import time
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 
 from mainstem.config import ACTIVATIONS, NORMS, POSITIONS, ModelConfig, Sampling
 from mainstem.errors import ConfigError, RunError
-from mainstem.generation import compiled, packed, reading
+from mainstem.generation import compiled, decoding, packed, reading
 from mainstem.generation.cache import KVCache
 from mainstem.generation.decoding import generate_ids
 from mainstem.generation.fast import Stepper
@@ -40,7 +43,8 @@ def stepped(model, ids, before, each, padding=None, threads=1):
     padding = padding or [0] * rows
     mask = torch.arange(length) >= torch.tensor(padding)[:, None]
     cache = KVCache(model.config, rows)
-    model.stream(ids[:, :before], mask=mask[:, :before], cache=cache)
+    if before:
+        model.stream(ids[:, :before], mask=mask[:, :before], cache=cache)
     stepper = Stepper(model, compiled.load(weights_of(model)), rows * each, length, threads)
     read = []
     for at in range(before, length, each):
@@ -75,20 +79,18 @@ def test_every_way_to_join_norm_and_activate(residual):
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("shape", [{}, {"n_layer": 0}, {"d_mlp": 0}, {"d_model": 40, "n_head": 5, "vocab_size": 67}])
-def test_a_position_has_the_bits_that_it_has_alone(shape, weights):
-    """In a batch, read with others of its row, and by several threads: the ground that `lookup` stands on."""
+def test_a_position_has_the_bits_that_it_has_alone(shape, weights, monkeypatch):
+    """In a batch, read with others of its row, and by several threads: the ground that `lookup` stands on.
+
+    All is read by the step itself, for PyTorch's products do depend on the batch, a little.
+    """
+    monkeypatch.setattr("mainstem.generation.fast.WORTH_A_THREAD", 0)
     model = stored(build(small(**shape), torch.float32), weights)
     ids = ids_of(model.config, 6)
-    batch = stepped(model, ids, 2, 1)
-    for row in range(6):
-        alone = stepped(model, ids[row : row + 1], 2, 1)
-        with torch.no_grad():
-            cache = KVCache(model.config, 6)
-            model.stream(ids[:, :2], cache=cache)  # PyTorch's products do depend on the batch, a little
-        assert error(batch[row], alone[0]) < 2e-5
-        for each in (2, 3, 6):
-            assert torch.equal(stepped(model, ids[row : row + 1], 2, each), alone)
-    assert torch.equal(stepped(model, ids, 0 + 2, 2), batch)
+    alone = torch.cat([stepped(model, row[None], 0, 1) for row in ids])
+    for each, threads in ((1, 1), (1, 2), (2, 1), (2, 2), (4, 3), (8, 1)):
+        assert torch.equal(stepped(model, ids, 0, each, threads=threads), alone)
+        assert torch.equal(stepped(model, ids[3:4], 0, each, threads=threads), alone[3:4])
 
 
 def test_threads_change_no_bit(monkeypatch):
@@ -103,7 +105,6 @@ def test_threads_change_no_bit(monkeypatch):
 def test_the_weights_of_now_are_read():
     """The records point at the model's own memory."""
     model = build(small(), torch.float32)
-    ids = ids_of(model.config, 1)
     cache = KVCache(model.config, 1)
     with torch.no_grad():
         stepper = Stepper(model, compiled.load("fp32"), 1, 8, 1)
@@ -114,7 +115,6 @@ def test_the_weights_of_now_are_read():
         after = stepper.read([[3]], cache, [0])
         assert not torch.equal(before, after)
         assert error(after, model(torch.tensor([[3]]))[0]) < 2e-5
-    assert ids is not None
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -127,6 +127,92 @@ def test_what_is_not_finite_stays_so(bad, where):
     assert not torch.isfinite(logits).all()
     with pytest.raises(RunError, match="not finite"):
         generate_ids(model, [[1, 2]], max_new_tokens=3, sampling=GREEDY)
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stepper(monkeypatch):
+    """Makes one of two threads, with another step than the compiled one if it is given."""
+    monkeypatch.setattr("mainstem.generation.fast.WORTH_A_THREAD", 0)
+    model = build(small(), torch.float32)
+
+    def make(step=None):
+        return Stepper(model, step or compiled.load("fp32"), 1, 8, 2), KVCache(model.config, 1)
+
+    return make
+
+
+def abandoned(works, seconds=5.0):
+    """Whether a step was abandoned before so many seconds were over."""
+    flag, end = ctypes.c_int64.from_address(int(works[0]["sync"]) + packed.ABANDONED), time.monotonic() + seconds
+    while not flag.value and time.monotonic() < end:
+        time.sleep(0.001)
+    return bool(flag.value)
+
+
+def test_a_thread_that_fails_is_not_waited_for(stepper):
+    def step(like, model, blocks, positions, works, thread):
+        if thread == 1:
+            raise ValueError("no such signature")
+        return not abandoned(works)
+
+    made, cache = stepper(step)
+    with pytest.raises(RunError, match=r"a thread of the compiled step failed \(no such signature\)"):
+        made.read([[3]], cache, [0])
+    made.close()
+
+
+def test_after_an_interrupt_nobody_writes(stepper):
+    left = []
+
+    def step(like, model, blocks, positions, works, thread):
+        if thread == 0:
+            raise KeyboardInterrupt
+        left.append(abandoned(works))
+        time.sleep(0.05)
+        left.append("for good")
+        return False
+
+    made, cache = stepper(step)
+    with pytest.raises(KeyboardInterrupt):
+        made.read([[3]], cache, [0])
+    assert left == [True, "for good"]
+    made.close()
+
+
+def test_closing_waits_for_those_who_leave_last(stepper):
+    left = []
+
+    def step(like, model, blocks, positions, works, thread):
+        if thread == 1:
+            time.sleep(0.05)
+            left.append(thread)
+        return True
+
+    made, cache = stepper(step)
+    made.read([[3]], cache, [0])
+    made.close()
+    assert left == [1]
+    made.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_forked_process_has_threads_of_its_own(stepper):
+    made, cache = stepper()
+    expected = made.read([[3]], cache, [0]).numpy().copy()
+    cache.take_back(1)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # instead of waiting for ever
+        same = np.array_equal(made.read([[3]], cache, [0]).numpy(), expected)
+        made.close()
+        os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert np.array_equal(made.read([[3]], cache, [0]).numpy(), expected)
+    made.close()
 
 
 # --- in generation ---------------------------------------------------------------------------------------------------
@@ -159,15 +245,35 @@ def test_it_says_what_pytorch_says(lively, steps, monkeypatch, fields, weights):
     assert found == generate_ids(model, prompts, **options)
 
 
+class Watch:
+    """A tap that changes nothing."""
+
+    points, writes = ("resid_final",), ()
+
+    def __call__(self, point, tensor):
+        return tensor
+
+
+def test_watching_changes_no_bit_of_what_pytorch_computes(lively, steps, monkeypatch):
+    seen, choose = [], decoding.choose
+    monkeypatch.setattr(decoding, "choose", lambda logits, *rest, **more: choose(keep(logits), *rest, **more))
+
+    def keep(logits):
+        seen.append(logits.clone())
+        return logits
+
+    model, found = lively(torch.float32), []
+    for options in ({"tap": Watch()}, {"compiled": False}, {"tap": Watch(), "compiled": False}):
+        seen.clear()
+        generate_ids(model, [[1, 2], [3]], max_new_tokens=30, sampling=GREEDY, **options)
+        found.append(torch.cat(seen))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert not steps
+
+
 @pytest.mark.parametrize("plain", [{"use_cache": False}, {"tap": True}, {"double": True}])
 def test_what_it_cannot_do_pytorch_does(lively, steps, plain):
-    class Watch:
-        points = ("resid_final",)
-        writes = ()
-
-        def __call__(self, point, tensor):
-            return tensor
-
     model = lively(torch.float64 if "double" in plain else torch.float32)
     options = {"use_cache": plain.get("use_cache", True), "tap": Watch() if "tap" in plain else None}
     generate_ids(model, [[1, 2]], max_new_tokens=4, sampling=GREEDY, **options)
@@ -180,6 +286,27 @@ def test_a_subclass_is_not_packed(lively):
 
     assert packed.unlike(Other(small())) == "Other is not GPT itself"
     assert packed.unlike(lively(torch.float64)).startswith("wte.weight is torch.float64")
+
+
+def test_what_is_hung_on_a_model_is_not_packed():
+    """PyTorch calls it, and the compiled step would not."""
+    model, modules = GPT(small()).eval(), torch.nn.modules.module
+    for name in ("", "blocks.1.mlp", "wte"):
+        module = model.get_submodule(name)
+        for hang in (module.register_forward_hook, module.register_forward_pre_hook):
+            handle = hang(lambda *given: None)
+            assert packed.unlike(model) == f"{name or 'the model'} has a hook"
+            handle.remove()
+    for hang in (modules.register_module_forward_hook, modules.register_module_forward_pre_hook):
+        handle = hang(lambda *given: None)
+        assert packed.unlike(model) == "every module has a hook"
+        handle.remove()
+    model.blocks[1].attn.forward = lambda *given, **more: given[0]
+    assert packed.unlike(model) == "blocks.1.attn has a forward of its own"
+    del model.blocks[1].attn.forward
+    assert packed.unlike(model) is None
+    del model.blocks[2]
+    assert packed.unlike(model) == "2 blocks are there, and n_layer is 3"
 
 
 # --- reading ahead ---------------------------------------------------------------------------------------------------
@@ -222,61 +349,13 @@ def test_reading_ahead_takes_fewer_steps(lively, steps):
     assert len(steps) < plain / 2
 
 
+def test_no_more_is_read_ahead_than_fits_the_cache(lively):
+    model, options = lively(torch.float32), {"max_new_tokens": 30, "sampling": GREEDY}
+    assert generate_ids(model, [[1, 2]], lookup=10**9, **options) == generate_ids(model, [[1, 2]], **options)
+
+
 def test_reading_ahead_is_for_one_row(lively):
     with pytest.raises(ConfigError, match="lookup: 3 is for a single row, and there are 2; leave it out"):
         generate_ids(lively(), [[1], [2]], max_new_tokens=2, lookup=3)
     with pytest.raises(ConfigError, match="lookup: -1 is not possible"):
         generate_ids(lively(), [[1]], max_new_tokens=2, lookup=-1)
-
-
-# --- the cache folder ------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_that_is_not_whole_is_not_there(tmp_path, monkeypatch):
-    good = compiled.folder()
-    assert compiled.ready()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert not compiled.ready()
-    copy = compiled.folder()
-    for harm in ("truncate", "remove", "unlisted"):
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(good, copy)
-        assert compiled.ready()
-        victim = next(copy.rglob("*.nbc"))
-        if harm == "truncate":
-            victim.write_bytes(victim.read_bytes()[:1000])
-        elif harm == "remove":
-            victim.unlink()
-        else:
-            (copy / compiled.READY).unlink()
-        assert not compiled.ready()
-        compiled.load.cache_clear()
-        assert compiled.load("fp32") is None
-    compiled.load.cache_clear()
-
-
-def test_one_process_compiles_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = []
-    monkeypatch.setattr(compiled, "_compile", lambda into, every: made.append(into) or (into / "x.nbc").write_text("x"))
-    lock = compiled.folder().with_suffix(".lock")
-    lock.parent.mkdir()
-    lock.write_text(str(os.getpid()))
-    compiled.build()
-    assert not made
-    lock.write_text("999999999")  # of nobody
-    compiled.build()
-    assert len(made) == 1
-    assert not lock.exists()
-    assert compiled.ready()
-    compiled.build()
-    assert len(made) == 1
-
-
-def test_no_room_for_it_is_no_fault(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-    compiled.load.cache_clear()
-    assert not compiled.ready()
-    assert not compiled.start()
-    assert compiled.load("fp32") is None
-    compiled.load.cache_clear()

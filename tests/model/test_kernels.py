@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def clock(**times):
     ],
 )
 def test_the_median_of_turns_decides(ours, theirs, taken, said):
-    choice = faster("k", ONE, OTHER, clock(ours=ours, theirs=theirs))
+    choice = faster("k", ONE, OTHER, ONE, clock(ours=ours, theirs=theirs))
     assert choice.takes_ours == taken
     assert str(choice) == said
 
@@ -103,18 +104,25 @@ def raising(message):
 
 
 def test_ours_is_left_where_it_fails_or_differs_however_fast_it_is():
-    choice = faster("k", raising("\nno such instruction\nat line 3"), OTHER, lambda work: 1.0)
+    choice = faster("k", raising("\nno such instruction\nat line 3"), OTHER, OTHER, lambda work: 1.0)
     assert str(choice) == "k: the compiler's (ours failed: no such instruction)"
     for wrong in (3.0, float("nan")):
-        choice = faster("k", lambda wrong=wrong: [torch.ones(3), torch.tensor([wrong])], OTHER, lambda work: 1.0)
-        assert not choice.takes_ours
-        assert "ours differs by" in str(choice)
+        ours = partial(lambda value: [torch.ones(3), torch.tensor([value])], wrong)
+        for compiled, form in ((OTHER, "compiled"), (raising("no compiler"), "plain")):
+            choice = faster("k", ours, compiled, OTHER, lambda work: 1.0)
+            assert not choice.takes_ours
+            assert "ours differs by" in str(choice)
+            assert f"from the {form} form" in str(choice)
 
 
-def test_ours_is_taken_where_there_is_no_compiler():
-    choice = faster("k", ONE, raising("no compiler"), lambda work: 1e-6)
-    assert choice.takes_ours
-    assert str(choice) == "k: ours (1.0 us ours, not timed compiled)"
+@pytest.mark.parametrize(
+    ("plain", "said"),
+    [(2e-6, "k: ours (1.0 us ours, 2.0 us plain)"), (5e-7, "k: PyTorch's (1.0 us ours, 0.5 us plain)")],
+)
+def test_without_a_compiler_the_plain_form_is_the_other_side(plain, said):
+    choice = faster("k", ONE, raising("no compiler"), OTHER, clock(ours=(1e-6,) * 3, theirs=(plain,) * 3))
+    assert str(choice) == said
+    assert choice.takes_ours == (plain > 1e-6)
 
 
 def test_off_cuda_nothing_is_timed_and_nothing_taken():

@@ -14,7 +14,7 @@ from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from mainstem.model.quantize import LEVELS, Matrix, NarrowLinear, narrow, tensors, weights_of
 from mainstem.stream.capture import capture
-from models import build, configs, error, few, small, tokens
+from models import UNCUT, build, configs, error, few, small, tokens
 
 NARROW = pytest.mark.parametrize("weights", ["bf16", "int8"])
 
@@ -50,6 +50,16 @@ def test_bf16_rounds_to_eight_bits():
     assert torch.equal(narrowed(matrix, "bf16").weight, matrix.bfloat16().float())
 
 
+def widened(source, model):
+    """The plain model with a narrow one's weights."""
+    plain = copy.deepcopy(source)
+    with torch.no_grad():
+        for name, layer in plain.named_modules():
+            if isinstance(layer, nn.Linear) or name == "wte":
+                layer.weight.copy_(model.get_submodule(name).weight)
+    return plain
+
+
 @few
 @given(configs(), st.sampled_from(("bf16", "int8")))
 def test_a_narrow_model_is_the_plain_one_with_its_weights(config, weights):
@@ -64,14 +74,9 @@ def test_a_narrow_model_is_the_plain_one_with_its_weights(config, weights):
     assert not mine & {tensor.data_ptr() for tensor in tensors(model).values()}
     assert weights_of(source) == "fp32"
     assert weights_of(model) == weights
-    widened = copy.deepcopy(source)
-    with torch.no_grad():
-        for name, layer in widened.named_modules():
-            if isinstance(layer, nn.Linear) or name == "wte":
-                layer.weight.copy_(model.get_submodule(name).weight)
     ids = tokens(config)
-    assert torch.equal(model(ids), widened(ids))
-    assert not torch.equal(model(ids), source(ids))
+    assert torch.equal(model(ids), widened(source, model)(ids))
+    assert not torch.equal(model.wte.weight, source.wte.weight)
 
 
 @NARROW
@@ -85,12 +90,38 @@ def test_a_tie_is_one_matrix_wherever_it_goes(weights):
 
 
 @NARROW
-def test_what_reads_weights_reads_these(weights):
-    """Sums close in float64, and scores are those of the widened matrices."""
+def test_sums_close_over_narrow_weights(weights):
     model = narrow(build(small("sandwich"), torch.float32), weights).double()
-    found = capture(model, tokens(model.config)).attribution(token=3)
-    assert found.closing_error < 1e-10
-    assert composition(model) is not None
+    assert capture(model, tokens(model.config)).attribution(token=3).closing_error < 1e-10
+
+
+@few
+@given(configs(), st.sampled_from(("bf16", "int8")))
+def test_what_reads_weights_reads_these(config, weights):
+    source = build(config)
+    model = narrow(source, weights).double()
+    plain = widened(source, model)
+    mine, theirs = (capture(each, tokens(config)) for each in (model, plain))
+    for by in ("branch", "head", "neuron"):
+        assert error(mine.attribution(3, by=by).values, theirs.attribution(3, by=by).values) < 1e-10
+    assert error(mine.lens(3).logit, theirs.lens(3).logit) < 1e-10
+    if config.n_layer > 1 and config.residual in UNCUT:
+        mine, theirs = composition(model), composition(plain)
+        assert mine.labels == theirs.labels
+        for mode, scores in theirs.scores.items():
+            assert torch.allclose(mine.scores[mode], scores, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+@NARROW
+@pytest.mark.parametrize("changes", [{}, {"n_layer": 0, "residual": "post", "position": "none"}])
+def test_a_write_to_a_narrow_matrix_is_seen(changes, weights):
+    """Also where nothing of a model is left wide."""
+    model = narrow(build(small(**changes), torch.float32), weights)
+    trace = capture(model, tokens(model.config))
+    assert trace.attribution(3).closing_error < 1e-5
+    model.wte.matrix.stored[2, 1] += 1
+    with pytest.raises(ConfigError, match="weights have changed since this capture"):
+        trace.attribution(3)
 
 
 @NARROW

@@ -27,50 +27,52 @@ from mainstem.training.evaluate import evaluate
 
 NO_LOSS = "the loss with int8 weights is not measured; give a trained RUN with --run"
 PROMPT, NEW, BATCH = 64, 128, 16
-Times = Callable[[], list[float]]
-"""Gives when each new token came, seconds after the prompt was given."""
+Generated = list[tuple[int, float]]
+"""Each new id, and when it came, seconds after the prompt was given."""
+Side = Callable[[], Generated]
 
 
-def ours(model: GPT, prompt: Sequence[int], rows: int = 1) -> Times:
-    """Greedy, by the compiled step; of several rows, when all had their token."""
+def ours(model: GPT, prompt: Sequence[int], rows: int = 1) -> Side:
+    """Greedy, by the compiled step; of several rows the last's, when all had their token."""
 
-    def times() -> list[float]:
+    def generate() -> Generated:
         start, came = time.perf_counter(), []
         options: dict[str, Any] = {"max_new_tokens": NEW, "sampling": Sampling(temperature=0)}
         for chunk in stream(model, None, [list(prompt)] * rows, **options):
             if chunk.row == rows - 1:
-                came.append(time.perf_counter() - start)
+                came.append((chunk.ids[0], time.perf_counter() - start))
         return came
 
-    return times
+    return generate
 
 
 class _Clock:
     """What `generate` of transformers hands its tokens to; the prompt comes first."""
 
     def __init__(self) -> None:
-        self.start, self.came = time.perf_counter(), [0.0]
+        self.start, self.given = time.perf_counter(), False
+        self.came: Generated = []
 
     def put(self, value: torch.Tensor) -> None:
-        self.came.append(time.perf_counter() - self.start)
+        if self.given:
+            self.came.append((int(value), time.perf_counter() - self.start))
+        self.given = True
 
     def end(self) -> None:
-        self.came = self.came[2:]
+        pass
 
 
-def transformers(model: GPT, prompt: Sequence[int]) -> Times:
+def transformers(model: GPT, prompt: Sequence[int]) -> Side:
     """Greedy, by `generate` of GPT2LMHeadModel with our weights. Raises ImportError if it is not installed."""
     theirs, ids = gpt2(model, use_cache=True).eval(), torch.tensor([list(prompt)])
     theirs.generation_config.pad_token_id = 0
 
-    def times() -> list[float]:
+    def generate() -> Generated:
         clock = _Clock()
-        theirs.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, streamer=clock
-        )
+        theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, streamer=clock)
         return clock.came
 
-    return times
+    return generate
 
 
 def per_token(times: Sequence[float]) -> float:
@@ -85,7 +87,7 @@ class _Sides:
         self.notes: list[str] = []
         self.first: dict[str, list[float]] = {}
         int8 = narrow(model, "int8")
-        self._made: dict[str, Times] = {
+        self._made: dict[str, Side] = {
             "fp32": ours(model, prompt), "int8": ours(int8, prompt), "bf16": ours(narrow(model, "bf16"), prompt),
             "batch": ours(model, prompt, BATCH),
         }  # fmt: skip
@@ -108,14 +110,14 @@ class _Sides:
             return None
 
         def run() -> float:
-            times = made()
+            times = [came for _, came in made()]
             self.first.setdefault(name, []).append(times[0])
             return per_token(times)
 
         return run
 
 
-def _llama(path: Path, n_ctx: int, prompt: Sequence[int]) -> Times:
+def _llama(path: Path, n_ctx: int, prompt: Sequence[int]) -> Side:
     generate = llama.generator(path, n_ctx)
     return lambda: generate(prompt, NEW)
 
@@ -149,8 +151,10 @@ def measure(
 
     Raises ConfigError for an unknown shape and for less than one round, RunError without the compiled step.
     """
-    compiled.build()
+    there = compiled.build()
     compiled.load.cache_clear()
+    if not there and compiled.underway():
+        raise RunError("another process is compiling the step; try again in a minute")
     if compiled.load("fp32") is None:
         raise RunError("the compiled step is not there; pip install mainstem[fast], and see that the cache has room")
     model, ids, _ = model_of(shape)

@@ -48,8 +48,8 @@ def write(model: GPT, path: Path, kind: str) -> None:
     file.close()
 
 
-def generator(path: Path, n_ctx: int) -> Callable[[Sequence[int], int], list[float]]:
-    """A function (prompt, count) -> when each of `count` greedy tokens came, seconds after it began.
+def generator(path: Path, n_ctx: int) -> Callable[[Sequence[int], int], list[tuple[int, float]]]:
+    """A function (prompt, count) -> `count` greedy ids, each with when it came, seconds after it began.
 
     Raises ImportError if llama-cpp-python is not installed.
     """
@@ -58,13 +58,13 @@ def generator(path: Path, n_ctx: int) -> Callable[[Sequence[int], int], list[flo
         str(path), n_ctx=n_ctx, n_threads=threads, n_threads_batch=threads, verbose=False
     )
 
-    def times(prompt: Sequence[int], count: int) -> list[float]:
+    def generate(prompt: Sequence[int], count: int) -> list[tuple[int, float]]:
         llama.reset()
         start, came = time.perf_counter(), []
-        for _ in llama.generate(list(prompt), temp=0.0, reset=True):
-            came.append(time.perf_counter() - start)
+        for i in llama.generate(list(prompt), temp=0.0, reset=True):
+            came.append((i, time.perf_counter() - start))
             if len(came) == count:
                 break
         return came
 
-    return times
+    return generate

@@ -130,5 +130,11 @@ def _have_it_compiled(model: "GPT", screen: Screen) -> None:
     """What generates sooner is compiled by another process, for the next time, where it can be and is not yet."""
     from mainstem.generation import compiled, packed
 
-    if packed.unlike(model) is None and not compiled.ready() and compiled.start():
+    if packed.unlike(model) is not None or compiled.ready():
+        return
+    if compiled.underway():
+        screen.note("generating by PyTorch; faster kernels are still being compiled")
+    elif reason := compiled.failure():
+        screen.note(f"generating by PyTorch; faster kernels could not be compiled: {reason}")
+    elif compiled.start():
         screen.note("generating by PyTorch; faster kernels are being compiled for the next time")

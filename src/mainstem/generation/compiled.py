@@ -20,10 +20,16 @@ from typing import Any
 import numpy as np
 
 from mainstem import durable
+from mainstem.errors import RunError
 from mainstem.generation import packed
 from mainstem.model.quantize import Weights
 
-SOURCES = ("lanes", "kernels", "packed")
+SOURCES = (
+    "generation/kernels", "generation/lanes", "generation/packed", "model/kernels/address", "model/kernels/arithmetic",
+)  # fmt: skip
+"""The files that the compiled step is made from."""
+SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX")
+"""Of the environment: those by which Numba compiles for another processor than this."""
 READY = "ready.json"
 """Lists what Numba wrote below the folder, with its sha256."""
 PATIENCE = 600
@@ -31,22 +37,29 @@ PATIENCE = 600
 
 
 def base() -> Path:
-    """Where compiled code is kept: below NUMBA_CACHE_DIR, XDG_CACHE_HOME or ~/.cache, whichever is set first."""
-    own = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(own) if own else Path.home() / ".cache") / "mainstem"
+    """Where compiled code is kept: below NUMBA_CACHE_DIR, XDG_CACHE_HOME or ~/.cache, whichever is set first.
+
+    A relative XDG_CACHE_HOME counts for nothing, as its specification has it. Raises RuntimeError without a home.
+    """
+    if own := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(own) / "mainstem"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "mainstem"
 
 
 def folder() -> Path | None:
-    """The folder of this version on this machine; None without Numba."""
+    """The folder of this version on this machine; None without Numba, without a home, and without the sources."""
     try:
         versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite", "numpy")]
-        cpu = importlib.import_module("llvmlite.binding").get_host_cpu_name()
-    except (ImportError, importlib.metadata.PackageNotFoundError):
+        llvm = importlib.import_module("llvmlite.binding")
+        cpu = [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
+        files = [Path(__file__).parents[1] / f"{name}.py" for name in SOURCES]
+        sources = [f"{file} {file.stat().st_mtime_ns} {file.read_bytes()!r}" for file in files]
+        settings = [f"{name}={os.environ.get(name)}" for name in SETTINGS]
+        facts = [*versions, *cpu, *settings, sys.version, *sources]
+        return base() / f"kernels-{hashlib.sha256(''.join(facts).encode()).hexdigest()[:16]}"
+    except Exception:  # whatever is missing or broken, texts are generated without it
         return None
-    files = [Path(__file__).with_name(f"{name}.py") for name in SOURCES]
-    sources = [f"{file} {file.stat().st_mtime_ns} {file.read_bytes()!r}" for file in files]
-    facts = [*versions, cpu, sys.version, *sources]
-    return base() / f"kernels-{hashlib.sha256(''.join(facts).encode()).hexdigest()[:16]}"
 
 
 def ready() -> bool:
@@ -100,16 +113,31 @@ def _numba_writes_to(numba: Any, path: Path) -> Iterator[None]:
         numba.config.CACHE_DIR = before
 
 
-def build() -> None:
-    """Compile everything into the folder, unless another process is at it. Takes many seconds."""
+def build() -> bool:
+    """Compile everything into the folder; takes many seconds. Whether it lies there whole afterwards.
+
+    It does not without Numba, nor while another process is at it. Raises RunError if it fails, and leaves a mark of it.
+    """
     found = folder()
     if found is None or _sound(found):
-        return
-    found.parent.mkdir(parents=True, exist_ok=True)
-    lock = found.with_suffix(".lock")
-    if not _take(lock):
-        return
+        return found is not None
     try:
+        found.parent.mkdir(parents=True, exist_ok=True)
+        return _build(found)
+    except Exception as error:  # of Numba, or of the disk
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        with contextlib.suppress(OSError):
+            _mark(found).write_text(reason, encoding="utf-8")
+        fix = f"see that numba fits numpy, and that {found.parent} can be written to and has room"
+        raise RunError(f"the compiled step could not be made ({reason}); {fix}") from error
+
+
+def _build(found: Path) -> bool:
+    lock = _lock(found)
+    if not _take(lock):
+        return False
+    try:
+        _mark(found).unlink(missing_ok=True)
         durable.remove_leftovers(found.parent)
         with durable.whole_folder(found) as temporary:
             _compile(temporary, ("fp32", "bf16", "int8"))
@@ -118,15 +146,48 @@ def build() -> None:
             (temporary / READY).write_text(durable.to_json(shas), encoding="utf-8")
     finally:
         lock.unlink(missing_ok=True)
+    return True
+
+
+def _mark(found: Path) -> Path:
+    """The file that says why the folder could not be made."""
+    return found.with_suffix(".failed")
+
+
+def _lock(found: Path) -> Path:
+    """The file that says who makes the folder."""
+    return found.with_suffix(".lock")
+
+
+def _held(lock: Path) -> bool:
+    """Whether somebody alive works."""
+    with contextlib.suppress(OSError, ValueError):
+        pid, age = int(lock.read_text(encoding="utf-8") or 0), time.time() - lock.stat().st_mtime
+        return pid > 0 and durable.alive(pid) and age < PATIENCE
+    return False
+
+
+def underway() -> bool:
+    """Whether a living process is compiling."""
+    found = folder()
+    return found is not None and _held(_lock(found))
+
+
+def failure() -> str | None:
+    """Why compiling failed before, and what to do to have it tried again; None if it did not."""
+    found = folder()
+    with contextlib.suppress(OSError, ValueError):
+        if found is not None:
+            reason = _mark(found).read_text(encoding="utf-8") or "the reason could not be written"
+            return f"{reason}; remove {_mark(found)} to have it tried again"
+    return None
 
 
 def _take(lock: Path) -> bool:
     """Make the file that says who works; False if somebody alive does."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        pid, age = int(lock.read_text(encoding="utf-8") or 0), time.time() - lock.stat().st_mtime
-        if pid and durable.alive(pid) and age < PATIENCE:
-            return False
-        lock.unlink(missing_ok=True)
+    if _held(lock):
+        return False
+    lock.unlink(missing_ok=True)
     try:
         with open(lock, "x", encoding="utf-8") as file:
             file.write(str(os.getpid()))
@@ -136,11 +197,16 @@ def _take(lock: Path) -> bool:
 
 
 def start() -> bool:
-    """Have the step compiled by another process, which outlives this one; whether it was started. Never raises."""
+    """Have the step compiled by another process, which outlives this one; whether it was started. Never raises.
+
+    It is not where the folder cannot be written to, nor where compiling has failed before.
+    """
     with contextlib.suppress(Exception):
         found = folder()
-        if found is not None:
+        if found is not None and not _mark(found).exists():
             found.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(found.parent, os.W_OK):
+                return False
             nothing: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
             subprocess.Popen([sys.executable, "-m", __name__], start_new_session=True, **nothing)
             return True

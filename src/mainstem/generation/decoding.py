@@ -76,6 +76,7 @@ def stream(
     guard: bool = True,
     tap: Tap | None = None,
     lookup: int = 0,
+    compiled: bool = True,
     should_stop: Callable[[], None] = lambda: None,
 ) -> Iterator[Chunk]:
     """Continue every prompt; each step yields a chunk for every row that is not finished. The prompt is not repeated.
@@ -98,9 +99,12 @@ def stream(
         use_cache: False reads the whole window at every step: the same tokens, slower.
         stop_at_eot: whether the end-of-text token ends a row; it is never part of the text.
         guard: whether tokens that would break a UTF-8 character, and special tokens but end of text, are forbidden.
-        tap: given to every forward pass.
+        tap: given to every forward pass. It changes no bit of what PyTorch computes; but with a tap PyTorch always
+            does, and the compiled step rounds otherwise. To compare with a text without a tap, give that
+            `compiled=False`.
         lookup: of a single row, read so many ids ahead at once, guessed from the text so far (prompt lookup). The
             text is the same to the bit; it is sooner there where it repeats itself, with the compiled step.
+        compiled: whether the compiled step is taken where it is there and can be; False is PyTorch alone.
         should_stop: called before each step; it may raise.
 
     Raises ConfigError or DataError before anything is read; RunError if the logits are not finite.
@@ -157,7 +161,7 @@ def stream(
         return Chunk(row.index, text, [i], row.finish_reason, told)
 
     def steps() -> Iterator[Chunk]:
-        live, reader = rows, Reader(model, use_cache, tap, max_new_tokens, lookup)
+        live, reader = rows, Reader(model, use_cache, tap, max_new_tokens, lookup, compiled)
         with evaluating(model), contextlib.closing(reader):
             while live:
                 should_stop()

@@ -1,13 +1,15 @@
 """The compiled step at work: one model's records, buffers and threads, all made once for a text."""
 
+import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mainstem.errors import RunError
 from mainstem.generation import packed
 from mainstem.generation.cache import KVCache
 from mainstem.generation.packed import Packed
@@ -36,22 +38,24 @@ class Stepper:
         phases = packed.PHASES * config.n_layer + 1
         self._sync = np.zeros((2, (packed.CLAIMS + packed.LINE * phases) // 8), np.int64)
         own, scores = 2 * positions * C, size + packed.LINE // 4
-        self._buffers = {  # float32, and how many
+        counts = {  # of float32
             "own": self._threads * own, "scores": self._threads * scores, "qkv": positions * 3 * W, "z": positions * W,
             "attn_write": positions * C, "post": positions * M, "up": positions * M, "mlp_write": positions * C,
         }  # fmt: skip
-        self._held = {name: np.zeros(max(1, count), np.float32) for name, count in self._buffers.items()}
+        self._buffers = {name: np.zeros(max(1, count), np.float32) for name, count in counts.items()}
         self._positions = np.zeros(positions, packed.POSITION)
         self._logits = torch.zeros(positions, V)
         self._work = np.zeros(1, packed.WORK)
         work: Any = self._work[0]
-        for name, array in self._held.items():
+        for name, array in self._buffers.items():
             work[name] = array.ctypes.data
         work["threads"], work["capacity"] = self._threads, positions
         work["own_bytes"], work["scores_bytes"] = 4 * own, 4 * scores
         work["logits"] = self._logits.data_ptr()
         self._turn = 0
-        self._pool = ThreadPoolExecutor(self._threads - 1) if self._threads > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = 0  # whose threads the pool has
+        self._cache: KVCache | None = None  # alive as long as a thread may write there
 
     def read(self, ids: Sequence[Sequence[int]], cache: KVCache, padding: Sequence[int]) -> Tensor:
         """Logits, (rows x tokens, V), of tokens that follow what the cache holds, the same number for each row.
@@ -62,8 +66,10 @@ class Stepper:
             ids: each row's.
             cache: of this model, in float32 on the CPU, with room for them.
             padding: columns at each row's beginning that hold no text.
+
+        Raises RunError if one of the threads failed.
         """
-        before, each = cache.length, len(ids[0])
+        self._cache, before, each = cache, cache.length, len(ids[0])
         cache.advance(each)
         positions = self._positions[: len(ids) * each]
         positions["id"] = np.ravel(ids)
@@ -85,16 +91,34 @@ class Stepper:
         sync[:] = 0
         self._work[0]["sync"] = sync.ctypes.data
         given = (self._packed.like, self._packed.model, self._packed.blocks, positions, self._work.copy())
+        others: list[Future[bool]] = []
         try:
             for thread in range(1, self._threads):
-                assert self._pool is not None
-                self._pool.submit(self._step, *given, thread)
-            self._step(*given, 0)
-        except BaseException:  # else the others would wait for ever
+                others.append(self._workers().submit(self._part, sync, *given, thread))
+            whole = self._part(sync, *given, 0)
+        except BaseException:
+            sync[packed.ABANDONED // 8] = 1
+            wait(others)  # until nobody writes any more
+            raise
+        if not whole:
+            cause = next(filter(None, [other.exception() for other in others]), None)
+            raise RunError(f"a thread of the compiled step failed ({cause}); generate with compiled=False") from cause
+
+    def _part(self, sync: np.ndarray, *given: Any) -> bool:
+        """One thread's share. Whatever it raises, the others do not wait for it."""
+        try:
+            return self._step(*given)
+        except BaseException:
             sync[packed.ABANDONED // 8] = 1
             raise
 
+    def _workers(self) -> ThreadPoolExecutor:
+        """The pool; a forked process has none of its parent's threads, and makes its own."""
+        if self._pool is None or self._process != os.getpid():
+            self._pool, self._process = ThreadPoolExecutor(self._threads - 1), os.getpid()
+        return self._pool
+
     def close(self) -> None:
-        """Let the threads go."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
+        """Let the threads go, when they have left the last step: its numbers are freed with this."""
+        if self._pool is not None and self._process == os.getpid():
+            self._pool.shutdown()

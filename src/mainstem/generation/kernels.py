@@ -10,9 +10,11 @@ import math
 import os
 
 import numpy as np
-from numba import carray, njit, types
+from numba import njit, types
 
 from mainstem.generation import lanes, packed
+from mainstem.model.kernels.address import add_to, floats, seen_at
+from mainstem.model.kernels.arithmetic import exp, gelu_tanh, logistic
 
 WAITS = 4000
 """Looks at a number that another thread will change, before the processor is offered to others."""
@@ -82,10 +84,10 @@ def _meet(work, count):
     """Wait until every thread has come here, the count-th time. False if the step was abandoned."""
     if work.threads == 1:
         return True
-    lanes.add_to(work.sync + packed.ARRIVED, 1)
+    add_to(work.sync + packed.ARRIVED, 1)
     looks = 0
-    while lanes.seen_at(work.sync + packed.ARRIVED) < count * work.threads:
-        if lanes.seen_at(work.sync + packed.ABANDONED) != 0:
+    while seen_at(work.sync + packed.ARRIVED) < count * work.threads:
+        if seen_at(work.sync + packed.ABANDONED) != 0:
             return False
         looks += 1
         if looks > WAITS:
@@ -96,7 +98,7 @@ def _meet(work, count):
 @_compiled
 def _claim(work, phase):
     """The number of the next piece of a phase, 0 for the first thread that asks."""
-    return lanes.add_to(work.sync + packed.CLAIMS + packed.LINE * phase, 1)
+    return add_to(work.sync + packed.CLAIMS + packed.LINE * phase, 1)
 
 
 @_compiled
@@ -113,12 +115,6 @@ def _piece(work, number, count):
     short = (left // (SHORT * work.threads) // ROWS + 1) * ROWS
     first = long * work.threads + short * (number - work.threads)
     return min(first, count), min(first + short, count)
-
-
-@_compiled
-def _floats(address, n):
-    """n float32 at an address."""
-    return carray(lanes.pointer(address), (n,))
 
 
 @_compiled
@@ -154,13 +150,13 @@ def _rows(like, matrix, first, last, x, x_step, out, out_step, P):
             _one(like, at, w_step, x + p * x_step, x_step, out + 4 * r + p * out_step, out_step, n, at + PAGE)
         r += 1
     for p in range(P):
-        y = _floats(out + p * out_step, count)
+        y = floats(out + p * out_step, count)
         if matrix.scale != 0:
-            scale = _floats(matrix.scale + 4 * first, count)
+            scale = floats(matrix.scale + 4 * first, count)
             for i in range(count):
                 y[i] *= scale[i]
         if matrix.bias != 0:
-            bias = _floats(matrix.bias + 4 * first, count)
+            bias = floats(matrix.bias + 4 * first, count)
             for i in range(count):
                 y[i] += bias[i]
 
@@ -171,15 +167,15 @@ def _embed(like, m, positions, stream):
     C = m.wte.inputs
     for p in range(len(positions)):
         at = positions[p]
-        x, token = _floats(stream + 4 * C * p, C), m.wte.weight + at.id * C * like.itemsize
+        x, token = floats(stream + 4 * C * p, C), m.wte.weight + at.id * C * like.itemsize
         for i in range(C):
             x[i] = lanes.widened(like, token + i * like.itemsize)
         if m.wte.scale != 0:
-            scale = _floats(m.wte.scale + 4 * at.id, 1)[0]
+            scale = floats(m.wte.scale + 4 * at.id, 1)[0]
             for i in range(C):
                 x[i] *= scale
         if m.wpe != 0:
-            place = _floats(m.wpe + 4 * C * at.place, C)
+            place = floats(m.wpe + 4 * C * at.place, C)
             for i in range(C):
                 x[i] += place[i]
 
@@ -187,18 +183,18 @@ def _embed(like, m, positions, stream):
 @_compiled
 def _normalise(norm, ones, source, target, n):
     """The norm of n float32 at `source`, put at `target`, which may be the same place; without a norm, a copy."""
-    x, y, mean = _floats(source, n), _floats(target, n), np.float32(0.0)
+    x, y, mean = floats(source, n), floats(target, n), np.float32(0.0)
     if norm.kind == packed.LAYERNORM:
         mean = lanes.inner(source, ones, n) / np.float32(n)
     for i in range(n):
         y[i] = x[i] - mean
     if norm.kind != packed.NO_NORM:
         scale = np.float32(1.0) / np.float32(math.sqrt(lanes.inner(target, target, n) / np.float32(n) + norm.eps))
-        gain = _floats(norm.gain, n)
+        gain = floats(norm.gain, n)
         for i in range(n):
             y[i] = y[i] * scale * gain[i]
     if norm.bias != 0:
-        bias = _floats(norm.bias, n)
+        bias = floats(norm.bias, n)
         for i in range(n):
             y[i] += bias[i]
 
@@ -210,7 +206,7 @@ def _read(join, m, stream, reads, P):
     for p in range(P):
         _normalise(join.ln_in, m.ones, stream + 4 * C * p, reads + 4 * C * p, C)
         if join.damp != np.float32(1.0):
-            read = _floats(reads + 4 * C * p, C)
+            read = floats(reads + 4 * C * p, C)
             for i in range(C):
                 read[i] *= join.damp
 
@@ -220,10 +216,10 @@ def _add(join, m, written, stream, spare, P):
     """What a branch returned joins the stream: ln_add(skip * x + gain * ln_out(f))."""
     C = m.wte.inputs
     for p in range(P):
-        x, write = _floats(stream + 4 * C * p, C), _floats(spare + 4 * C * p, C)
+        x, write = floats(stream + 4 * C * p, C), floats(spare + 4 * C * p, C)
         _normalise(join.ln_out, m.ones, written + 4 * C * p, spare + 4 * C * p, C)
         if join.gain != 0:
-            gain = _floats(join.gain, C if join.gain_step != 0 else 1)
+            gain = floats(join.gain, C if join.gain_step != 0 else 1)
             for i in range(C):
                 write[i] *= gain[i * join.gain_step]
         if join.skip == np.float32(0.0):  # exact, also where x overflowed
@@ -245,10 +241,10 @@ def _feed(like, m, work, phase, matrix, reads, P):
         if m.gated != 0:
             _rows(like, matrix, M + first, M + last, reads, 4 * C, work.up + 4 * first, 4 * M, P)
         for p in range(P):
-            post = _floats(work.post + 4 * (M * p + first), last - first)
+            post = floats(work.post + 4 * (M * p + first), last - first)
             _activate(m.activation, post)
             if m.gated != 0:
-                up = _floats(work.up + 4 * (M * p + first), last - first)
+                up = floats(work.up + 4 * (M * p + first), last - first)
                 for i in range(last - first):
                     post[i] *= up[i]
         first, last = _piece(work, _claim(work, phase), M)
@@ -268,11 +264,11 @@ def _attend(m, block, positions, work, phase, index, thread):
             keys, values = work.keys + place, work.values + place
             _enter(block.q_norm, m, at.place, q, q)
             _enter(block.k_norm, m, at.place, q + 4 * W, keys + 4 * D * at.column)
-            value, kept = _floats(q + 8 * W, D), _floats(values + 4 * D * at.column, D)
+            value, kept = floats(q + 8 * W, D), floats(values + 4 * D * at.column, D)
             for i in range(D):
                 kept[i] = value[i]
             start = 4 * D * at.first
-            scores = _floats(work.scores + thread * work.scores_bytes, at.column - at.first + 1)
+            scores = floats(work.scores + thread * work.scores_bytes, at.column - at.first + 1)
             _mix(m, q, keys + start, values + start, scores, work.z + 4 * (W * p + head * D))
         task = _claim(work, phase)
 
@@ -283,8 +279,8 @@ def _enter(norm, m, place, source, target):
     D = m.d_head
     _normalise(norm, m.ones, source, target, D)
     if m.cos != 0:
-        half, x = D // 2, _floats(target, D)
-        cos, sin = _floats(m.cos + 4 * half * place, half), _floats(m.sin + 4 * half * place, half)
+        half, x = D // 2, floats(target, D)
+        cos, sin = floats(m.cos + 4 * half * place, half), floats(m.sin + 4 * half * place, half)
         for i in range(half):
             a, b = x[i], x[half + i]
             x[i], x[half + i] = a * cos[i] - b * sin[i], a * sin[i] + b * cos[i]
@@ -305,12 +301,12 @@ def _mix(m, q, keys, values, scores, z):
     for j in range(count):
         most = scores[j] if scores[j] > most else most
     for j in range(count):
-        scores[j] = _exp(m.attn_scale * (scores[j] - most))
-    mixed, total = _floats(z, D), np.float32(0.0)
+        scores[j] = exp(m.attn_scale * (scores[j] - most))
+    mixed, total = floats(z, D), np.float32(0.0)
     for i in range(D):
         mixed[i] = np.float32(0.0)
     for j in range(count):
-        weight, value = scores[j], _floats(values + 4 * D * j, D)
+        weight, value = scores[j], floats(values + 4 * D * j, D)
         total += weight
         for i in range(D):
             mixed[i] += weight * value[i]
@@ -319,46 +315,17 @@ def _mix(m, q, keys, values, scores, z):
 
 
 @_compiled
-def _exp(x):
-    """e^x, within a few units of the last place, for x up to 88; below -87 as there. NaN stays NaN.
-
-    x = n ln 2 + r, so e^x = 2^n e^r: n is put into the exponent's bits, and e^r is a series.
-    """
-    x = np.float32(-87.0) if x < np.float32(-87.0) else x
-    shifted = x * np.float32(1.4426950408889634) + np.float32(12582912.0)  # 3 2^22, so that the last bits are n
-    n = shifted - np.float32(12582912.0)
-    r = (x - n * np.float32(0.693359375)) + n * np.float32(2.12194440e-4)  # ln 2 in two parts
-    series = np.float32(1 / 5040)
-    series = series * r + np.float32(1 / 720)
-    series = series * r + np.float32(1 / 120)
-    series = series * r + np.float32(1 / 24)
-    series = series * r + np.float32(1 / 6)
-    series = series * r + np.float32(0.5)
-    series = series * r + np.float32(1.0)
-    series = series * r + np.float32(1.0)
-    return series * lanes.float_of(np.int32((lanes.bits_of(shifted) + np.int32(127)) << np.int32(23)))
-
-
-@_compiled
-def _logistic(x):
-    """1 / (1 + e^-x)."""
-    x = np.float32(-88.0) if x < np.float32(-88.0) else x
-    return np.float32(1.0) / (np.float32(1.0) + _exp(-x))
-
-
-@_compiled
 def _activate(kind, x):
     """The activation of every value, in its place."""
-    if kind == packed.GELU_TANH:  # (1 + tanh u) / 2 is the logistic function of 2 u
+    if kind == packed.GELU_TANH:
         for i in range(len(x)):
-            u = np.float32(1.5957691216057308) * (x[i] + np.float32(0.044715) * x[i] * x[i] * x[i])
-            x[i] *= _logistic(u)
+            x[i] = gelu_tanh(x[i])
     elif kind == packed.GELU:
         for i in range(len(x)):
             x[i] *= np.float32(0.5) * (np.float32(1.0) + np.float32(math.erf(x[i] * np.float32(0.7071067811865476))))
     elif kind == packed.SILU:
         for i in range(len(x)):
-            x[i] *= _logistic(x[i])
+            x[i] *= logistic(x[i])
     else:
         for i in range(len(x)):
             x[i] = np.float32(0.0) if x[i] < np.float32(0.0) else x[i]

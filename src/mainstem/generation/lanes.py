@@ -16,6 +16,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from mainstem.model.kernels.arithmetic import fused
+
 LANES = 16
 WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 """Whether the machine holds 16 sums of LANES in its registers; else 4."""
@@ -76,7 +78,7 @@ def _products(
         x_now = [_widened(builder, _F32, builder.add(at, builder.mul(k, _I64(4))), lanes) for at in xs]
         for i, total in enumerate(sums):
             term = w_now[i // len(xs)], x_now[i % len(xs)]
-            builder.store(_multiply_add(builder, *term, builder.load(total)), total)
+            builder.store(fused(builder, *term, builder.load(total)), total)
 
     nothing = ir.Constant(ir.VectorType(_F32, LANES), [0.0] * LANES)
     totals = [cgutils.alloca_once(builder, nothing.type) for _ in range(len(ws) * len(xs))]
@@ -111,13 +113,6 @@ def _widened(builder: ir.IRBuilder, stored: ir.Type, address: ir.Value, lanes: i
         sixteen = ir.Constant(of(_I32), 16 if lanes == 1 else [16] * lanes)
         return builder.bitcast(builder.shl(builder.zext(value, of(_I32)), sixteen), of(_F32))
     return value
-
-
-def _multiply_add(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """a b + c, rounded once where the machine can."""
-    name = f"llvm.fmuladd.v{LANES}f32" if isinstance(a.type, ir.VectorType) else "llvm.fmuladd.f32"
-    kind = ir.FunctionType(a.type, [a.type] * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [a, b, c])
 
 
 def _call_into_cache(builder: ir.IRBuilder, address: ir.Value) -> None:
@@ -156,54 +151,3 @@ def widened(typing, like, address):
         return _widened(builder, _STORED[like.dtype], arguments[1], 1)
 
     return types.float32(like, types.int64), code
-
-
-@intrinsic
-def pointer(typing, address):
-    """An address as a pointer to float32."""
-
-    def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
-        return builder.inttoptr(arguments[0], _F32.as_pointer())
-
-    return types.CPointer(types.float32)(types.int64), code
-
-
-@intrinsic
-def bits_of(typing, value):
-    """The bits of a float32 as int32."""
-
-    def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
-        return builder.bitcast(arguments[0], _I32)
-
-    return types.int32(types.float32), code
-
-
-@intrinsic
-def float_of(typing, bits):
-    """The float32 that has these bits, an int32."""
-
-    def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
-        return builder.bitcast(arguments[0], _F32)
-
-    return types.float32(types.int32), code
-
-
-@intrinsic
-def add_to(typing, address, value):
-    """Add to the int64 at an address, which several threads may do; returns what was there before."""
-
-    def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
-        at = builder.inttoptr(arguments[0], _I64.as_pointer())
-        return builder.atomic_rmw("add", at, arguments[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), code
-
-
-@intrinsic
-def seen_at(typing, address):
-    """The int64 at an address as other threads have left it."""
-
-    def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
-        return builder.load_atomic(builder.inttoptr(arguments[0], _I64.as_pointer()), "seq_cst", 8)
-
-    return types.int64(types.int64), code

@@ -83,7 +83,7 @@ class Packed:
 
     def __init__(self, model: GPT):
         config = model.config
-        self.config, self.weights = config, weights_of(model)
+        self.weights = weights_of(model)
         self.like = np.empty(0, STORED[self.weights])
         self._alive: list[Tensor] = []  # what the addresses belong to
         self.model, self.blocks = np.zeros(1, MODEL), np.zeros(len(model.blocks), BLOCK)
@@ -150,19 +150,27 @@ _PLAIN = {nn.Embedding, nn.Linear, nn.Identity, nn.Dropout, nn.ModuleList}
 def unlike(model: GPT) -> str | None:
     """The first thing about a model that the compiled step does not know; None if it can be packed.
 
-    It knows all that GPT builds, in float32 on the CPU; a subclass may compute something else.
+    It knows all that GPT builds, in float32 on the CPU. A subclass, a hook or a method put in another's place may
+    compute something else, and so may blocks that were taken out or added.
     """
     if type(model) is not GPT:
         return f"{type(model).__name__} is not GPT itself"
+    if len(model.blocks) != model.config.n_layer:
+        return f"{len(model.blocks)} blocks are there, and n_layer is {model.config.n_layer}"
+    every = nn.modules.module
+    if every._global_forward_hooks or every._global_forward_pre_hooks:
+        return "every module has a hook"
     for name, module in model.named_modules():
-        if type(module).__module__.startswith("mainstem.model.") or type(module) in _PLAIN:
-            continue
-        return f"{name} is a {type(module).__name__}"
+        if not type(module).__module__.startswith("mainstem.model.") and type(module) not in _PLAIN:
+            return f"{name} is a {type(module).__name__}"
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"{name or 'the model'} has a hook"
+        for own in vars(module):
+            if callable(getattr(type(module), own, None)):
+                return f"{name or 'the model'} has a {own} of its own"
     stored = DTYPES.get(weights_of(model), torch.float32)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         wanted = stored if name.endswith(".stored") else torch.float32
         if tensor.dtype != wanted or tensor.device.type != "cpu" or not tensor.is_contiguous():
             return f"{name} is {tensor.dtype} on {tensor.device}"
     return None
-
-

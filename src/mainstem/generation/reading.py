@@ -71,9 +71,18 @@ class Reader:
         max_new_tokens: at most so many are read after the first windows.
         lookup: ids that are read ahead of a single row, where the compiled step is: those that followed what the text
             ends in when it last stood there. Each position's logits are what they are without it, to the bit.
+        by_step: whether the compiled step may be taken.
     """
 
-    def __init__(self, model: GPT, use_cache: bool, tap: Tap | None, max_new_tokens: int, lookup: int = 0):
+    def __init__(
+        self,
+        model: GPT,
+        use_cache: bool,
+        tap: Tap | None,
+        max_new_tokens: int,
+        lookup: int = 0,
+        by_step: bool = True,
+    ):
         self.model, self.use_cache, self.tap = model, use_cache, tap
         self.max_new_tokens, self.n_ctx, self.lookup = max_new_tokens, model.config.n_ctx, lookup
         self.device, self.dtype = model.wte.weight.device, model.wte.weight.dtype
@@ -85,8 +94,8 @@ class Reader:
         self.ahead_logits: Tensor | None = None  # after each of them
         self.stepper: Stepper | None = None
         self.narrow = weights_of(model) != "fp32"
-        plain = not use_cache or (tap is not None and tap.points) or packed.unlike(model) is not None
-        self.step = None if plain else compiled.load(weights_of(model))
+        plain = not (by_step and use_cache) or (tap is not None and tap.points)
+        self.step = None if plain or packed.unlike(model) is not None else compiled.load(weights_of(model))
 
     def logits(self, rows: Sequence[Row]) -> Tensor:
         """(B, V), one row of logits for each of `rows`: those of the call before, without the finished ones."""
@@ -114,7 +123,8 @@ class Reader:
         """Read more of every row by the compiled step; (B x T, V)."""
         if self.stepper is None:
             assert self.step is not None
-            positions = max(len(ids), 1 + self.lookup, AT_ONCE if self.narrow else 1)
+            ahead = min(self.lookup, cache.size - 1)
+            positions = max(len(ids), 1 + ahead, AT_ONCE if self.narrow else 1)
             self.stepper = Stepper(self.model, self.step, positions, cache.size, torch.get_num_threads())
         return self.stepper.read(ids, cache, self.padding)
 

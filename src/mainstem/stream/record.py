@@ -154,12 +154,12 @@ def held(values: Mapping[str, Tensor], point: str, blocks: int) -> Tensor | None
 
 
 def _versions(model: GPT) -> list[tuple[int, torch.dtype, bytes]]:
-    """What changes when a weight is written to.
+    """What changes when a weight is written to; narrow weights are buffers.
 
     Torch counts writes, but not the steps of its fused optimizers, so a number of each is kept as well, as bytes: NaN
     equals itself then.
     """
-    parameters = list(model.parameters())
-    firsts = torch.stack([parameter.detach().flatten()[0].float() for parameter in parameters]).cpu().numpy()
-    counts = [0 if p.is_inference() else p._version for p in parameters]
-    return [(count, p.dtype, f.tobytes()) for count, p, f in zip(counts, parameters, firsts, strict=True)]
+    weights = [*model.parameters(), *model.buffers()]
+    firsts = torch.stack([weight.detach().flatten()[0].float() for weight in weights]).cpu().numpy()
+    counts = [0 if weight.is_inference() else weight._version for weight in weights]
+    return [(count, w.dtype, first.tobytes()) for count, w, first in zip(counts, weights, firsts, strict=True)]

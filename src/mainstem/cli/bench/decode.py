@@ -10,8 +10,8 @@ from mainstem.cli.screen import Screen
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
-    """Time greedy generation of 128 tokens after 64, by turns with reading the weights' bytes alone, with the
-    `generate` of transformers, and with llama.cpp; all with the same random weights, on the CPU.
+    """Time greedy generation, by turns with reading the weights' bytes alone, with the `generate` of transformers, and
+    with llama.cpp; all with the same random weights, on the CPU.
 
     The peers are optional: pip install transformers mainstem[llama].
     """

@@ -13,7 +13,7 @@ from mainstem.text.corpus import Source
 @dataclass(frozen=True, kw_only=True)
 class TimeToLoss:
     """Train the reference, nanoGPT's published recipe for a CPU, and the preset `swift` on the characters of a text, by
-    turns in one process; its last tenth is held out, and both are scored on all of it every 25 steps, off the clock.
+    turns in one process; its last tenth is held out, and both are scored on all of it on the way, off the clock.
     The speedup is the reference's seconds to the loss at which it ends, over ours to the first that is not above it."""
 
     data: str

@@ -33,21 +33,23 @@ class Choice:
     ours: float | None = None
     """Seconds; None if it was not timed."""
     theirs: float | None = None
-    """Of the compiled plain form."""
+    """Of the other side."""
+    other: str = "compiled"
+    """What that is: the plain form compiled, or `plain`, as it is, where the compiler fails."""
     fault: str = ""
     """Why ours cannot be taken, whatever its time."""
 
     @property
     def takes_ours(self) -> bool:
         """Whether our kernel runs."""
-        return not self.fault and self.ours is not None and (self.theirs is None or self.ours <= self.theirs)
+        return not self.fault and self.ours is not None and self.theirs is not None and self.ours <= self.theirs
 
     def __str__(self) -> str:
         """One sentence for a notice."""
-        side = "ours" if self.takes_ours else "the compiler's"
+        side = "ours" if self.takes_ours else "the compiler's" if self.other == "compiled" else "PyTorch's"
         if self.fault:
             return f"{self.name}: {side} ({self.fault})"
-        return f"{self.name}: {side} ({_micro(self.ours)} ours, {_micro(self.theirs)} compiled)"
+        return f"{self.name}: {side} ({_micro(self.ours)} ours, {_micro(self.theirs)} {self.other})"
 
 
 def seconds(work: Callable[[], object], device: torch.device | str, rounds: int = 20) -> float:
@@ -63,32 +65,32 @@ def seconds(work: Callable[[], object], device: torch.device | str, rounds: int 
     return (time.perf_counter() - start) / rounds
 
 
-def faster(name: str, ours: Work, theirs: Work, timer: Timer, rounds: int = 3) -> Choice:
+def faster(name: str, ours: Work, compiled: Work, plain: Work, timer: Timer, rounds: int = 3) -> Choice:
     """Compare two ways to the same tensors, and time them by turns.
 
     Args:
         name: of the kernel.
-        ours, theirs: called without arguments; outputs and gradients, in one order.
+        ours, compiled, plain: called without arguments; outputs and gradients, in one order.
         timer: the seconds of one call.
         rounds: turns, of which the median counts.
 
-    A way that raises is not taken: if ours does, theirs is, and the other way round; nothing is raised.
+    If ours raises it is not taken; if the compiled form does, the plain one is compared and timed in its place.
     """
-    made: list[Sequence[Tensor]] = []
-    for side, work in (("ours", ours), ("the compiled form", theirs)):
-        try:
-            made.append(work())
-        except Exception as error:  # whatever a broken compiler raises, the other way is there
-            reason = (str(error).strip() or repr(error)).splitlines()[0]
-            if side == "ours":
-                return Choice(name, fault=f"ours failed: {reason}")
-            return Choice(name, ours=timer(ours))
-    differences = [_difference(a, b) for a, b in zip(*made, strict=True)]
+    try:
+        mine = ours()
+    except Exception as error:  # whatever a broken kernel raises, the other side is there
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        return Choice(name, fault=f"ours failed: {reason}")
+    try:
+        other, theirs, wanted = "compiled", compiled, compiled()
+    except Exception:  # of a broken compiler
+        other, theirs, wanted = "plain", plain, plain()
+    differences = [_difference(a, b) for a, b in zip(mine, wanted, strict=True)]
     if not all(difference <= TOLERANCE for difference in differences):  # NaN is no agreement
         said = ", ".join(f"{difference:.1e}" for difference in differences)
-        return Choice(name, fault=f"ours differs by {said} from the compiled form")
+        return Choice(name, other=other, fault=f"ours differs by {said} from the {other} form")
     turns = [(timer(ours), timer(theirs)) for _ in range(rounds)]
-    return Choice(name, median(turn[0] for turn in turns), median(turn[1] for turn in turns))
+    return Choice(name, median(turn[0] for turn in turns), median(turn[1] for turn in turns), other)
 
 
 class Case(NamedTuple):
@@ -183,7 +185,7 @@ def choose(
         return {name: Choice(name, fault=f"no CUDA device: {device}") for name in there}
     time_one = timer or (lambda work: seconds(work, device))
     return {
-        name: faster(name, case.work(case.ours), case.work(compiler(case.plain)), time_one)
+        name: faster(name, case.work(case.ours), case.work(compiler(case.plain)), case.work(case.plain), time_one)
         for name, case in cases(config, tokens, device, dtype).items()
         if name in names
     }

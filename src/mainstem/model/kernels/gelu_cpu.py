@@ -2,74 +2,36 @@
 
 PyTorch's own spends most of its time in tanh, and has a pass more for the bias in each direction. The bias's gradient
 is summed by chunks of rows, in order, so that any number of threads gives the same bits.
+
+Each process compiles the loops anew, which is soon done: what Numba keeps on a disk does not notice a change in another
+file than the loop's own.
 """
 
-import math
 from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import carray, cfunc, njit, types
-from numba.extending import intrinsic
+import torch.nn.functional as F
+from numba import cfunc, njit, types
 from torch import Tensor
 
 from mainstem.model.kernels import team
-from mainstem.model.kernels.team import FIRST, PIECES, claim, floats, words
+from mainstem.model.kernels.address import floats, words
+from mainstem.model.kernels.arithmetic import CUBE, ONE, SLOPE, gelu_tanh, logistic
+from mainstem.model.kernels.team import FIRST, PIECES, claim
 
-_f = np.float32
-_loop = njit(fastmath={"contract"}, error_model="numpy", cache=True)
-_body = cfunc(types.void(types.int64), error_model="numpy", cache=True)
+_loop = njit(fastmath={"contract"}, error_model="numpy")
+_body = cfunc(types.void(types.int64), error_model="numpy")
 
 CHUNKS = 16
 """Of rows; the pieces that threads share, and the partial sums of a bias's gradient."""
-
-SLOPE, CUBE = _f(2 * math.sqrt(2 / math.pi)), _f(0.044715)
-ONE, THREE = _f(1), _f(3)
-LOG2_E, LN2_HIGH, LN2_LOW = _f(1 / math.log(2)), _f(0.693359375), _f(math.log(2) - 0.693359375)
-ROUND = _f(3 << 22)
-"""Added to a float32 of moderate size, it leaves the nearest whole number in the low bits."""
-
-
-@intrinsic
-def _times_power_of_two(context, value, shifted):
-    """value 2^n, n being the low bits of `shifted`: n is added to the exponent's bits."""
-
-    def generate(context, builder, signature, arguments):
-        word, power = ir.IntType(32), ir.Constant(ir.IntType(32), 23)
-        value, shifted = (builder.bitcast(argument, word) for argument in arguments)
-        return builder.bitcast(builder.add(value, builder.shl(shifted, power)), ir.FloatType())
-
-    return types.float32(types.float32, types.float32), generate
-
-
-@_loop
-def exp(x):
-    """e^x of a float32 within 2 units of the last place, x held between -87 and 88; NaN stays NaN.
-
-    e^x = 2^n e^r with |r| <= ln 2 / 2, and e^r by its series.
-    """
-    x = _f(-87) if x < _f(-87) else x
-    x = _f(88) if x > _f(88) else x
-    shifted = x * LOG2_E + ROUND
-    n = shifted - ROUND
-    r = x - n * LN2_HIGH - n * LN2_LOW
-    series = _f(1 / 5040) * r + _f(1 / 720)
-    series = series * r + _f(1 / 120)
-    series = series * r + _f(1 / 24)
-    series = series * r + _f(1 / 6)
-    series = series * r + _f(1 / 2)
-    series = series * r + ONE
-    series = series * r + ONE
-    return _times_power_of_two(series, shifted)
+THREE = np.float32(3)
 
 
 @_loop
 def _gelu_row(product, bias, y):
-    """gelu(x) = x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)): the tanh form, with one exponential."""
     for j in range(len(y)):
-        x = product[j] + bias[j]
-        y[j] = x / (ONE + exp(-SLOPE * x * (ONE + CUBE * x * x)))
+        y[j] = gelu_tanh(product[j] + bias[j])
 
 
 @_loop
@@ -77,7 +39,7 @@ def _gelu_row_backward(product, bias, dy, dx, dbias):
     for j in range(len(dx)):
         x = product[j] + bias[j]
         square = x * x
-        gate = ONE / (ONE + exp(-SLOPE * x * (ONE + CUBE * square)))
+        gate = logistic(x * (ONE + CUBE * square) * SLOPE)
         value = dy[j] * (gate + x * gate * (ONE - gate) * SLOPE * (ONE + THREE * CUBE * square))
         dx[j] = value
         dbias[j] += value
@@ -85,32 +47,32 @@ def _gelu_row_backward(product, bias, dy, dx, dbias):
 
 @_body
 def _forward(work):
-    facts = carray(words(work), (FIRST + 5,))
+    facts = words(work, FIRST + 5)
     pieces, rows, width = facts[PIECES], facts[FIRST], facts[FIRST + 1]
-    product, bias, y = facts[FIRST + 2], carray(floats(facts[FIRST + 3]), (width,)), facts[FIRST + 4]
+    product, bias, y = facts[FIRST + 2], floats(facts[FIRST + 3], width), facts[FIRST + 4]
     piece = claim(work)
     while piece < pieces:
         for i in range(rows * piece // pieces, rows * (piece + 1) // pieces):
             at = 4 * width * i
-            _gelu_row(carray(floats(product + at), (width,)), bias, carray(floats(y + at), (width,)))
+            _gelu_row(floats(product + at, width), bias, floats(y + at, width))
         piece = claim(work)
 
 
 @_body
 def _backward(work):
-    facts = carray(words(work), (FIRST + 7,))
+    facts = words(work, FIRST + 7)
     pieces, rows, width = facts[PIECES], facts[FIRST], facts[FIRST + 1]
-    product, bias = facts[FIRST + 2], carray(floats(facts[FIRST + 3]), (width,))
+    product, bias = facts[FIRST + 2], floats(facts[FIRST + 3], width)
     dy, dx, partial = facts[FIRST + 4], facts[FIRST + 5], facts[FIRST + 6]
     piece = claim(work)
     while piece < pieces:
-        dbias = carray(floats(partial + 4 * width * piece), (width,))
+        dbias = floats(partial + 4 * width * piece, width)
         dbias[:] = 0
         for i in range(rows * piece // pieces, rows * (piece + 1) // pieces):
             at = 4 * width * i
             _gelu_row_backward(
-                carray(floats(product + at), (width,)), bias, carray(floats(dy + at), (width,)),
-                carray(floats(dx + at), (width,)), dbias,
+                floats(product + at, width), bias, floats(dy + at, width),
+                floats(dx + at, width), dbias,
             )  # fmt: skip
         piece = claim(work)
 
@@ -136,5 +98,10 @@ class _GeluBias(torch.autograd.Function):
 
 
 def gelu_bias(product: Tensor, bias: Tensor) -> Tensor:
-    """gelu_tanh(product + bias), (..., M); float32 on the CPU. Differentiable once, with respect to both."""
+    """gelu_tanh(product + bias), (..., M). Differentiable once, with respect to both.
+
+    What is not float32 on the CPU, as under an autocast, PyTorch computes.
+    """
+    if any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in (product, bias)):
+        return F.gelu(product + bias, approximate="tanh")
     return _GeluBias.apply(product, bias)

@@ -6,53 +6,31 @@ there is none, the calling thread does all of it. Which thread does what decides
 """
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
+from numba import njit
+
+from mainstem.model.kernels.address import add_to
 
 CLAIMED, PIECES, FIRST = range(3)
 """The order of a loop's work: pieces claimed so far, pieces in all, and from FIRST on what the loop wants to know."""
 
 
-@intrinsic
-def claim(context, work):
+@njit
+def claim(work):
     """The number of a piece of `work`, an address, that nobody else has."""
-
-    def generate(context, builder, signature, arguments):
-        word = ir.IntType(64)
-        place = builder.inttoptr(arguments[0], word.as_pointer())
-        return builder.atomic_rmw("add", place, ir.Constant(word, 1), "monotonic")
-
-    return types.int64(types.int64), generate
-
-
-def pointer_to(kind):
-    """A function from an address to a pointer to `kind`, for `numba.carray`."""
-
-    @intrinsic
-    def pointer(context, address):
-        def generate(context, builder, signature, arguments):
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(types.int64), generate
-
-    return pointer
-
-
-floats, words = pointer_to(types.float32), pointer_to(types.int64)
+    return add_to(work + 8 * CLAIMED, 1)
 
 
 def _openmp() -> Callable[[int, int, int, int], None] | None:
     """`GOMP_parallel(function, data, threads, flags)` of the library that is loaded, if PyTorch's threads are its."""
     try:
-        library = ctypes.CDLL("libgomp.so.1", mode=getattr(ctypes, "RTLD_NOLOAD", 0) | ctypes.RTLD_LOCAL)
-        parallel = library.GOMP_parallel
-    except (OSError, AttributeError):
+        parallel = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY).GOMP_parallel
+    except (OSError, AttributeError):  # not loaded, so PyTorch's threads are another library's
         return None
     parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     parallel.restype = None
