@@ -82,6 +82,22 @@ def record(model: GPT, ids: Tensor, **arguments: Tensor) -> dict[str, Tensor]:
     return tap.values | {"logits": logits}
 
 
+def kept(model: GPT, forward: Callable[[], Tensor]) -> int:
+    """Bytes that a pass with gradients keeps for backward: each storage once, the model's weights aside."""
+    found = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        graph = forward()  # what it keeps lives as long as it does
+    assert graph.requires_grad
+    for parameter in model.parameters():
+        found.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(found.values())
+
+
 def error(value: Tensor, expected: Tensor) -> float:
     """max |value - expected| / max |expected|."""
     return ((value - expected).abs().max() / expected.abs().max().clamp(min=1e-300)).item()

@@ -4,13 +4,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from mainstem import counts, residuals
 from mainstem.model.gpt import GPT
 from mainstem.model.norms import LayerNorm, RMSNorm
 from mainstem.presets import PRESETS, preset
-from models import ROWS, Change, configs, few, record, small, tokens
+from models import ROWS, Change, configs, few, kept, record, small, tokens
 
 KNOWN = {
     "andrea-12m": 11_925_888,
@@ -133,24 +134,29 @@ def test_muon_keeps_one_moment_of_the_blocks_matrices():
 def test_the_activations_estimate_covers_what_backward_keeps(residual, dropout, changes):
     """It is the tensors saved for one window (each storage once, weights aside), or at most four tenths more."""
     config = preset("tiny").model.replace(residual=residual, dropout=dropout, **changes)
-    model, ids, kept = GPT(config).train(), tokens(config, 1, config.n_ctx), {}
+    model, ids = GPT(config).train(), tokens(config, 1, config.n_ctx)
+    assert 1 <= counts.memory(config)["activations"] / kept(model, lambda: cross_entropy(model(ids)[0], ids[0])) < 1.4
 
-    def keep(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        graph = torch.nn.functional.cross_entropy(model(ids)[0], ids[0])  # what it keeps lives as long as it does
-    for parameter in model.parameters():
-        kept.pop(parameter.untyped_storage().data_ptr(), None)
-    assert graph.requires_grad
-    assert 1 <= counts.memory(config)["activations"] / sum(kept.values()) < 1.4
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("residual", residuals.RESIDUALS)
+def test_with_recompute_it_covers_what_every_block_reads_and_one_block_whole(residual, dropout):
+    """The estimate, against what the pass keeps and what the block that is computed again keeps."""
+    config = preset("tiny").model.replace(residual=residual, dropout=dropout, n_layer=6)
+    model, ids = GPT(config).train(), tokens(config, 1, config.n_ctx)
+    model.recompute = True
+    x, view = model.embed(ids)
+    block = max(kept(model, lambda block=block: block(x, view)) for block in model.blocks)
+    whole = block + kept(model, lambda: cross_entropy(model(ids)[0], ids[0]))
+    estimates = [counts.memory(config, recompute=choice)["activations"] for choice in (True, False)]
+    assert 1 <= estimates[0] / whole < 1.4
+    assert estimates[0] < estimates[1] / 2
 
 
 def test_summary_holds_them_all():
     config = preset("tiny").model
-    summary = counts.summary(config, micro_batch=2, optimizer="muon")
+    summary = counts.summary(config, micro_batch=2, optimizer="muon", recompute=True)
     assert summary["parameters"]["total"] == counts.parameters(config).total
     assert summary["norms"] == counts.norms(config)
     assert summary["flops_per_token"] == counts.flops_per_token(config)
-    assert summary["memory_bytes"] == counts.memory(config, 2, "muon")
+    assert summary["memory_bytes"] == counts.memory(config, 2, "muon", True)

@@ -223,6 +223,9 @@ class TrainConfig(Config):
     """auto, cpu, cuda, cuda:1, mps."""
     compile: bool = False
     """Compile the blocks; checked against the plain model on the first batch."""
+    recompute: bool = False
+    """Keep of each block only what it reads, and compute the rest again in the backward pass: less memory, about a
+    third more work."""
 
     def __post_init__(self) -> None:
         self._types()

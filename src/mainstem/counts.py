@@ -97,10 +97,13 @@ def flops_per_token(config: ModelConfig) -> dict[str, int]:
     return {"forward": forward, "training": 3 * forward}
 
 
-def memory(config: ModelConfig, micro_batch: int = 1, optimizer: str = "adamw") -> dict[str, int]:
+def memory(
+    config: ModelConfig, micro_batch: int = 1, optimizer: str = "adamw", recompute: bool = False
+) -> dict[str, int]:
     """Bytes in float32: what is exact (weights, gradients, optimizer, checkpoint, kv_cache), and two estimates.
 
-    `activations` estimates what backward needs of a micro-batch of full windows; `training` is the sum.
+    `activations` estimates what backward needs of a micro-batch of full windows: of every block, or with `recompute`
+    what every block reads, and of one block the rest; `training` is the sum.
     """
     config = config.resolved()
     total = parameters(config).total
@@ -108,7 +111,8 @@ def memory(config: ModelConfig, micro_batch: int = 1, optimizer: str = "adamw") 
         parameters(config).attn_weights_per_block + parameters(config).mlp_weights_per_block
     )
     state = 2 * total - (matrices if optimizer == "muon" else 0)
-    blocks = sum(_kept_in_block(config, index) for index in range(config.n_layer))
+    kept = [_kept_in_block(config, index) for index in range(config.n_layer)]
+    blocks = config.n_layer * config.d_model + max(kept, default=0) if recompute else sum(kept)
     per_token = blocks + 2 * config.vocab_size + 2 * config.d_model  # logits and their softmax; the final norm
     activations = FLOAT * per_token * config.n_ctx * micro_batch
     return {
@@ -135,11 +139,11 @@ def _kept_in_block(config: ModelConfig, index: int) -> int:
     return kept + (3 * config.n_head * config.n_ctx if config.attn_dropout > 0 else config.n_head)
 
 
-def summary(config: ModelConfig, micro_batch: int = 1, optimizer: str = "adamw") -> dict:
+def summary(config: ModelConfig, micro_batch: int = 1, optimizer: str = "adamw", recompute: bool = False) -> dict:
     """Everything above as one object, as `mainstem info --json` prints it."""
     return {
         "parameters": asdict(parameters(config)),
         "norms": norms(config),
         "flops_per_token": flops_per_token(config),
-        "memory_bytes": memory(config, micro_batch, optimizer),
+        "memory_bytes": memory(config, micro_batch, optimizer, recompute),
     }

@@ -310,4 +310,5 @@ def _dry_run(command: Train, model: ModelConfig, screen: Screen) -> dict[str, An
     ]
     rows = [[kind, decay, len(names), sum(sizes[n] for n in names), names[0]] for kind, decay, names in found]
     screen.table(["optimizer", "decay", "tensors", "parameters", "first"], rows)
-    return {"groups": groups, **counts.summary(model, command.train.windows_at_once, command.train.optimizer)}
+    train = command.train
+    return {"groups": groups, **counts.summary(model, train.windows_at_once, train.optimizer, train.recompute)}

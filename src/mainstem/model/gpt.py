@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mainstem import residuals
 from mainstem.config import ModelConfig
@@ -53,6 +54,8 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(C, V, bias=config.lm_head_bias)
         if config.tie_embeddings:
             self.lm_head.weight = self.wte.weight
+        self.recompute = False
+        """Whether a pass with gradients keeps of each block only what it reads; backward computes the rest again."""
         self._initialise(Initialiser(config, seed))
 
     def _initialise(self, init: Initialiser) -> None:
@@ -127,10 +130,19 @@ class GPT(nn.Module):
     def through(
         self, x: Tensor, view: View, *, first: int = 0, cache: Cache | None = None, tap: Tap | None = None
     ) -> Tensor:
-        """The stream (B, T, C) as block `first` reads it -> `resid_final`, as every block from there on leaves it."""
+        """The stream (B, T, C) as block `first` reads it -> `resid_final`, as every block from there on leaves it.
+
+        With `recompute`, what a tap looks at and what a cache takes are kept all the same. Source: Chen et al. 2016,
+        section 3.
+        """
+        recompute = self.recompute and tap is None and cache is None and torch.is_grad_enabled()
         for index in range(first, len(self.blocks)):
+            block = self.blocks[index]
+            if recompute:
+                x = checkpoint(block, x, view, use_reentrant=False)  # draws the same dropout again
+                continue
             slot = cache[index] if cache is not None else None
-            x = self.blocks[index](x, view, slot, Scope(tap, f"blocks.{index}.") if tap is not None else None)
+            x = block(x, view, slot, Scope(tap, f"blocks.{index}.") if tap is not None else None)
         return touch(tap, "resid_final", x)
 
     def unembed(self, x: Tensor, tap: Tap | None = None) -> Tensor:

@@ -36,6 +36,11 @@ class Device:
         """Whether the fused AdamW runs here."""
         return self.device.type in ("cpu", "cuda")
 
+    @property
+    def replays_dropout(self) -> bool:
+        """Whether `torch.utils.checkpoint` keeps the state that dropout draws from here."""
+        return self.device.type in ("cpu", "cuda")
+
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context for forward passes."""
         if self.autocast_dtype is None:

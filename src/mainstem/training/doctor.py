@@ -32,10 +32,11 @@ def free_memory() -> int | None:
 
 def before(model: ModelConfig, train: TrainConfig, folder: Path, train_tokens: int | None) -> list[Finding]:
     """What can be said before the first step. `train_tokens` is the size of the training text, if it is known."""
-    memory, model = counts.memory(model, train.windows_at_once, train.optimizer), model.resolved()
+    memory = counts.memory(model, train.windows_at_once, train.optimizer, train.recompute)
+    model = model.resolved()
     parameters, per_step = counts.parameters(model).total, train.batch_size * model.n_ctx
     total, flops = train.steps * per_step, counts.flops_per_token(model)["training"]
-    found = [_memory(memory["training"]), _disk((train.keep + 2) * memory["checkpoint"], folder)]
+    found = [_memory(memory["training"], train), _disk((train.keep + 2) * memory["checkpoint"], folder)]
     found.append(_finding("tokens", True, f"{total:,} for {parameters:,} parameters, {total / parameters:.1f} each"))
     if train_tokens is not None:
         epochs = total / max(1, train_tokens)
@@ -62,12 +63,13 @@ def _rate(model: ModelConfig, train: TrainConfig) -> Finding:
     return _finding("rate", train.lr <= 2 * usual, text, "lower --lr")
 
 
-def _memory(need: int) -> Finding:
+def _memory(need: int, train: TrainConfig) -> Finding:
     free = free_memory()
     if free is None:
         return _finding("memory", True, f"about {need / 1e9:.2f} GB; this system does not tell what is free")
     text = f"about {need / 1e9:.2f} GB of {free / 1e9:.1f} GB free"
-    return _finding("memory", need < 0.9 * free, text, "lower --micro-batch")
+    advice = "lower --micro-batch" if train.recompute else "add --recompute, or lower --micro-batch"
+    return _finding("memory", need < 0.9 * free, text, advice)
 
 
 def _disk(need: int, folder: Path) -> Finding:

@@ -22,6 +22,8 @@ from mainstem.config import ModelConfig
 from mainstem.errors import RunError
 
 FORMAT = "mainstem/1"
+BUNDLED = {"bard": Path(__file__).with_name("bundled") / "bard"}
+"""The models that come with the package, by name: checkpoint folders; each has its card, README.md."""
 _STEP = re.compile(r"^step-(\d{8,})$")
 
 
@@ -189,7 +191,7 @@ def cut_rows(file: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict[st
     return rows
 
 
-MAY_CHANGE = {"save_every", "eval_every", "vitals_every", "sample_every", "keep", "device"}
+MAY_CHANGE = {"save_every", "eval_every", "vitals_every", "sample_every", "keep", "device", "recompute"}
 """Settings of a run that may change as it goes on; `steps` may where that is asked for, the rest may not."""
 
 
@@ -209,17 +211,23 @@ def refuse_changes(run: Path, saved: dict[str, Any], now: dict[str, Any], extend
 
 
 def resolve(path: Path | str, notice: Callable[[str], None] = lambda text: None) -> Path:
-    """The checkpoint folder that a RUN means: the folder itself, or the one that a run folder opens.
+    """The checkpoint folder that a RUN means: the folder itself, the one that a run folder opens, or a bundled model's.
 
-    `notice` is told of damaged checkpoints that were passed over.
+    A folder here comes before a bundled model of its name. `notice` is told of damaged checkpoints that were passed
+    over.
     """
     path = Path(path)
+    if not path.exists() and str(path) in BUNDLED:
+        path = BUNDLED[str(path)]
     if (path / "config.json").is_file() or _STEP.match(path.name):
         if (fault := durable.fault(path)) is not None:
             raise RunError(f"{fault}; open another checkpoint of this run, or the run itself")
         return path
     if not path.exists():
-        raise RunError(f"{path}: not found; start a run with: mainstem train {path} --preset tiny")
+        raise RunError(
+            f"{path}: not found; start a run with: mainstem train {path} --preset tiny; or open the bundled model: "
+            + ", ".join(BUNDLED)
+        )
     run = RunFolder(path)
     if not run.exists() and not run.found():
         raise RunError(f"{path}: neither a run folder (no run.json) nor a checkpoint (no config.json)")

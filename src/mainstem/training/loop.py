@@ -71,9 +71,11 @@ class Training:
         self._require_memory()
         config, n_ctx, vocab_size = self.config, self.model_config.n_ctx, self.model_config.vocab_size
         self.device = Device.choose(config.device)
+        self._require_replay()
         self.windows = Windows(self.data.train, n_ctx, config.seed, vocab_size, str(self.data.path))
         self.token_bytes = bytes_per_token(self.data.tokenizer)
         self.model = GPT(self.model_config, seed=config.seed).to(self.device.device)
+        self.model.recompute = config.recompute
         tokens = config.windows_at_once * n_ctx
         self.kernels = equip(self.model, self.device.device, tokens, compiled=config.compile)
         self.optimizer = Optimizer(self.model, config, fused=self.device.fused)
@@ -251,11 +253,23 @@ class Training:
     def _require_memory(self) -> None:
         """Refuse to build what cannot be trained here. Raises ConfigError with both numbers."""
         free = free_memory() if self.config.device in ("auto", "cpu") and not torch.cuda.is_available() else None
-        need = counts.memory(self.model_config, self.config.windows_at_once, self.config.optimizer)["training"]
+        train = self.config
+        need = counts.memory(self.model_config, train.windows_at_once, train.optimizer, train.recompute)["training"]
         if free is not None and need > 1.5 * free:  # activations are estimated from above
             raise ConfigError(
                 f"this model and batch need about {need / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; "
-                "lower --micro-batch, --batch-size or --model.d-model"
+                + ("" if train.recompute else "add --recompute, or ")
+                + "lower --micro-batch, --batch-size or --model.d-model"
+            )
+
+    def _require_replay(self) -> None:
+        """Refuse to compute again what would not be the same again. Raises ConfigError."""
+        model = self.model_config.resolved()
+        dropouts = (model.attn_dropout, model.attn_out_dropout, model.mlp_dropout, model.mlp_out_dropout)
+        if self.config.recompute and any(dropouts) and not self.device.replays_dropout:
+            raise ConfigError(
+                f"recompute: on {self.device.device} dropout in the blocks cannot be drawn a second time; "
+                "leave out --recompute, or set --model.dropout 0"
             )
 
     def _require_room(self) -> None:
