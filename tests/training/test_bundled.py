@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from make_bundled_model import MOST
 
 from mainstem import durable
 from mainstem.cli import main
@@ -12,8 +13,6 @@ from mainstem.generation.decoding import generate
 from mainstem.model.quantize import weights_of
 from mainstem.presets import preset
 from mainstem.training import checkpoint, folder
-
-MOST = 6_000_000
 
 
 @pytest.mark.parametrize("name", folder.BUNDLED)
