@@ -14,7 +14,7 @@ from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from mainstem.model.quantize import LEVELS, Matrix, NarrowLinear, narrow, tensors, weights_of
 from mainstem.stream.capture import capture
-from models import UNCUT, build, configs, error, few, small, tokens
+from models import build, configs, error, few, small, tokens
 
 NARROW = pytest.mark.parametrize("weights", ["bf16", "int8"])
 
@@ -105,11 +105,18 @@ def test_what_reads_weights_reads_these(config, weights):
     for by in ("branch", "head", "neuron"):
         assert error(mine.attribution(3, by=by).values, theirs.attribution(3, by=by).values) < 1e-10
     assert error(mine.lens(3).logit, theirs.lens(3).logit) < 1e-10
-    if config.n_layer > 1 and config.residual in UNCUT:
-        mine, theirs = composition(model), composition(plain)
-        assert mine.labels == theirs.labels
-        for mode, scores in theirs.scores.items():
-            assert torch.allclose(mine.scores[mode], scores, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+@NARROW
+@pytest.mark.parametrize("residual", ["pre", "sandwich", "rezero"])
+def test_composition_is_that_of_the_widened_weights(residual, weights):
+    source = build(small(residual))
+    model = narrow(source, weights).double()
+    mine, theirs = composition(model), composition(widened(source, model))
+    assert mine.labels == theirs.labels
+    for mode, scores in theirs.scores.items():
+        assert scores.isfinite().any()
+        assert torch.allclose(mine.scores[mode], scores, rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
 @NARROW
