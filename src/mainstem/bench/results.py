@@ -48,7 +48,7 @@ def commands(data: str, run: str | None) -> list[tuple[str, ...]]:
     """The benchmarks in their order. `data`: of time-to-loss; `run`: on whose held-out text int8 is measured."""
     trained = ("--run", run) if run is not None else ()
     shapes = [("train", "--shape", shape) for shape in ("small", "mid", "andrea")]
-    return [*shapes, ("decode", *trained), ("data",), ("inspect",), ("time-to-loss", "--data", data)]
+    return [*shapes, ("decode", *trained), ("data",), ("time-to-loss", "--data", data), ("inspect",)]
 
 
 def measure(
