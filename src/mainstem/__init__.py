@@ -36,6 +36,7 @@ _HOMES = {
     "generate": "mainstem.generation.decoding",
     "load": "mainstem.training.checkpoint",
     "mean": "mainstem.stream.change.intervene",
+    "narrow": "mainstem.model.quantize",
     "overlap": "mainstem.circuits.overlap",
     "patch": "mainstem.stream.change.patch",
     "patch_grid": "mainstem.stream.change.patch",

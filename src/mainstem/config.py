@@ -225,7 +225,7 @@ class TrainConfig(Config):
     """Compile the blocks; checked against the plain model on the first batch."""
     recompute: bool = False
     """Keep of each block only what it reads, and compute the rest again in the backward pass: less memory, about a
-    third more work."""
+    third more work. It changes no byte of the result."""
 
     def __post_init__(self) -> None:
         self._types()

@@ -1,4 +1,4 @@
-"""What a step frees is there at the next one."""
+"""What a step frees is there at the next one, or is the system's again."""
 
 import platform
 import subprocess
@@ -9,29 +9,40 @@ import pytest
 from mainstem.training import allocator
 
 FAULTS = """
-import resource, torch
+import resource, sys, torch
 from mainstem.training import allocator
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    held = [torch.ones(1 << size) for size in (24, 20, 24, 23, 20, 24)]
+    held = [torch.ones(1 << size) for size in map(int, sys.argv[2:])]
     while held:
         held.pop()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-plain = [faults() for _ in range(8)]
-assert allocator.keep_freed()
-kept = [faults() for _ in range(8)]
-print(plain[-1], kept[-1])
+if sys.argv[1]:
+    assert getattr(allocator, sys.argv[1])()
+print([faults() for _ in range(8)][-1])
 """
+
+
+def faults(setting, *sizes):
+    """Of a later round of tensors of 2^size numbers, in a process of its own, told at its start."""
+    line = [sys.executable, "-c", FAULTS, setting, *map(str, sizes)]
+    return int(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such setting")
 def test_freed_memory_is_kept():
-    """In a process of its own, since it holds for good: no page is fetched twice."""
-    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
-    plain, kept = map(int, done.stdout.split())
-    assert kept < plain / 10  # before, all of it comes anew
+    """Tensors of many megabytes, which glibc gives back at once."""
+    sizes = (24, 20, 24, 23, 20, 24)
+    assert faults("keep_freed", *sizes) < faults("", *sizes) / 10
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such setting")
+def test_freed_memory_is_returned():
+    """Tensors of a few megabytes, which glibc learns to keep."""
+    sizes = (22, 20, 22, 21, 20, 22)
+    assert faults("", *sizes) < faults("return_freed", *sizes) / 10
 
 
 @pytest.mark.parametrize("system", ["win32", "darwin", "linux"])
@@ -44,3 +55,4 @@ def test_other_systems_and_libraries_are_left_alone(monkeypatch, system):
     monkeypatch.setattr(allocator.sys, "platform", system)
     monkeypatch.setattr(allocator.ctypes, "CDLL", library)
     assert not allocator.keep_freed()
+    assert not allocator.return_freed()

@@ -1,23 +1,36 @@
-"""The C library's allocator, told that a training step asks again for what the last one gave back."""
+"""The C library's allocator, told what a training step does with memory: it wants it back, or it wants little of it."""
 
 import ctypes
 import sys
 
-# mallopt(3): glibc's numbers, and values that mean never and a step of 64 MiB
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+# mallopt(3): glibc's numbers
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4
 
 
 def keep_freed() -> bool:
     """Let the process keep the memory that it frees, and take it from one heap.
 
-    Else glibc returns what a step frees to the system and takes it anew, page by page, at the next one. It holds for
-    the rest of the process. Returns whether the C library is one that can be told.
+    Else glibc returns what a step frees to the system and takes it anew, page by page, at the next one. It holds until
+    `return_freed`. Returns whether the C library is one that can be told.
     """
+    return _told({_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 << 20})
+
+
+def return_freed() -> bool:
+    """Let every tensor of 1 MiB or more be memory of its own, which goes back to the system when it is freed.
+
+    Else what is kept lies scattered over one heap, between holes that nothing fits in, and little is saved where little
+    is kept. It costs the pages that `keep_freed` saves, and it has to be told before much was taken: what the heap holds
+    already it keeps. Returns whether the C library is one that can be told.
+    """
+    return _told({_MMAP_MAX: 1 << 16, _MMAP_THRESHOLD: 1 << 20, _TRIM_THRESHOLD: 1 << 20, _TOP_PAD: 1 << 17})
+
+
+def _told(asked: dict[int, int]) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return False
-    asked = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 << 20}
     return sum(mallopt(parameter, value) for parameter, value in asked.items()) == len(asked)

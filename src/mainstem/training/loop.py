@@ -114,7 +114,10 @@ class Training:
             yield Notice(f"this run has done its {config.steps:,} steps; --extend --steps N trains it to step N")
             return
         self._require_room()
-        allocator.keep_freed()
+        if config.recompute:
+            allocator.return_freed()
+        else:
+            allocator.keep_freed()
         if config.compile:
             x, y = self._batch()
             at_once = config.windows_at_once
