@@ -19,9 +19,9 @@ def keep_freed() -> bool:
 def return_freed() -> bool:
     """Let every tensor of 1 MiB or more be memory of its own, which goes back to the system when it is freed.
 
-    Else what is kept lies scattered over one heap, between holes that nothing fits in, and little is saved where little
-    is kept. It costs the pages that `keep_freed` saves, and it has to be told before much was taken: what the heap holds
-    already it keeps. Returns whether the C library is one that can be told.
+    Else what is kept lies scattered over one heap, between holes that nothing fits in, and little is saved where
+    little is kept. It costs the pages that `keep_freed` saves, and has to be told before much was taken: what the heap
+    holds already it keeps. Returns whether the C library is one that can be told.
     """
     return _told({_MMAP_MAX: 1 << 16, _MMAP_THRESHOLD: 1 << 20, _TRIM_THRESHOLD: 1 << 20, _TOP_PAD: 1 << 17})
 
