@@ -30,6 +30,7 @@ def configs(**fixed: object) -> st.SearchStrategy[ModelConfig]:
         "d_model": st.just(12),
         "d_head": st.sampled_from((AUTO, 6)),
         "attn_scale": st.sampled_from((AUTO, 0.7)),
+        "attn_scale_by_depth": st.booleans(),
         "d_mlp": st.sampled_from((AUTO, AUTO, 0)),
         "residual": st.sampled_from(ROWS),
         "norm": st.sampled_from(NORMS),

@@ -104,6 +104,9 @@ class ModelConfig(Config):
     """Base of the rotary angles: pair i turns by position / base^(2 i / d_head)."""
     attn_scale: float = AUTO
     """What q.k is multiplied by; -1: 1 / sqrt(d_head)."""
+    attn_scale_by_depth: bool = False
+    """Whether block i's attn_scale, i from 1, is divided by i (Mistral's GPT-2, transformers'
+    scale_attn_by_inverse_layer_idx)."""
     dropout: float = 0.0
     """Common default of the five dropouts below."""
     embd_dropout: float = AUTO

@@ -1,10 +1,11 @@
-"""The parts of an attention branch's weights by head."""
+"""The parts of an attention branch's weights by head, and its scale."""
 
 import pytest
 import torch
+from hypothesis import given
 
 from mainstem.model.attention import Attention
-from models import error, normal, small, stir
+from models import build, configs, error, few, normal, small, stir, tokens
 
 
 def attention(**changes):
@@ -36,3 +37,25 @@ def test_they_are_views(part):
     attn = attention()
     whole = attn.c_proj.weight if part == "output" else attn.c_attn.bias
     assert getattr(attn, part).untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def test_a_blocks_scale_is_that_of_the_place_it_was_built_for():
+    model, plain = build(small(attn_scale=0.6, attn_scale_by_depth=True)), build(small(attn_scale=0.6))
+    ids = tokens(model.config)
+    assert error(plain(ids), model(ids)) > 1e-3
+    assert [block.attn.scale for block in model.blocks] == [0.6, 0.6 / 2, 0.6 / 3]
+    del model.blocks[0]
+    assert [block.attn.scale for block in model.blocks] == [0.6 / 2, 0.6 / 3]
+    assert [block.attn.scale for block in plain.blocks] == [0.6] * 3
+
+
+@few
+@given(configs(attn_scale_by_depth=True, n_layer=3, qk_norm=False))
+@torch.no_grad()
+def test_scaling_by_depth_is_queries_that_are_as_many_times_shorter(config):
+    model, plain = build(config), build(config.replace(attn_scale_by_depth=False))
+    for index, block in enumerate(plain.blocks):
+        for part in block.attn.c_attn.parameters():
+            part.chunk(3)[0].div_(index + 1)
+    ids = tokens(config)
+    assert error(plain(ids), model(ids)) < 1e-12

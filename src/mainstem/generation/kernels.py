@@ -269,7 +269,7 @@ def _attend(m, block, positions, work, phase, index, thread):
                 kept[i] = value[i]
             start = 4 * D * at.first
             scores = floats(work.scores + thread * work.scores_bytes, at.column - at.first + 1)
-            _mix(m, q, keys + start, values + start, scores, work.z + 4 * (W * p + head * D))
+            _mix(D, block.attn_scale, q, keys + start, values + start, scores, work.z + 4 * (W * p + head * D))
         task = _claim(work, phase)
 
 
@@ -287,10 +287,9 @@ def _enter(norm, m, place, source, target):
 
 
 @_compiled
-def _mix(m, q, keys, values, scores, z):
+def _mix(D, scale, q, keys, values, scores, z):
     """softmax(scale q k) v over as many positions as there are scores, at z."""
-    D, count, j = m.d_head, len(scores), 0
-    at = scores.ctypes.data
+    count, j, at = len(scores), 0, scores.ctypes.data
     while j + ROWS <= count:
         _column(scores, keys + 4 * D * j, 4 * D, q, 0, at + 4 * j, 0, D, keys + 4 * D * (j + ROWS))
         j += ROWS
@@ -301,7 +300,7 @@ def _mix(m, q, keys, values, scores, z):
     for j in range(count):
         most = scores[j] if scores[j] > most else most
     for j in range(count):
-        scores[j] = exp(m.attn_scale * (scores[j] - most))
+        scores[j] = exp(scale * (scores[j] - most))
     mixed, total = floats(z, D), np.float32(0.0)
     for i in range(D):
         mixed[i] = np.float32(0.0)

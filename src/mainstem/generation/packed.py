@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mainstem.config import GATED
-from mainstem.model.attention import rotation
+from mainstem.model.attention import Attention, rotation
 from mainstem.model.gpt import GPT
 from mainstem.model.norms import Empty, LayerNorm
 from mainstem.model.quantize import DTYPES, Narrow, weights_of
@@ -35,8 +35,8 @@ JOIN = np.dtype(
 """The residual equation's slots; the gain's step is 0 for a scalar, 1 for a vector."""
 BLOCK = np.dtype(
     [
-        ("res_1", JOIN), ("c_attn", MATRIX), ("q_norm", NORM), ("k_norm", NORM), ("attn_proj", MATRIX),
-        ("res_2", JOIN), ("c_fc", MATRIX), ("mlp_proj", MATRIX),
+        ("res_1", JOIN), ("c_attn", MATRIX), ("q_norm", NORM), ("k_norm", NORM), ("attn_scale", np.float32),
+        ("attn_proj", MATRIX), ("res_2", JOIN), ("c_fc", MATRIX), ("mlp_proj", MATRIX),
     ],
     align=True,
 )  # fmt: skip
@@ -44,7 +44,6 @@ MODEL = np.dtype(
     [
         ("wte", MATRIX), ("wpe", ADDRESS), ("cos", ADDRESS), ("sin", ADDRESS), ("ln_f", NORM), ("head", MATRIX),
         ("ones", ADDRESS), ("n_head", INT), ("d_head", INT), ("d_mlp", INT), ("activation", INT), ("gated", INT),
-        ("attn_scale", np.float32),
     ],
     align=True,
 )  # fmt: skip
@@ -96,7 +95,7 @@ class Packed:
             whole["cos"], whole["sin"] = map(self._address, angles)
         whole["ln_f"], whole["head"] = self._norm(model.ln_f), self._matrix(model.lm_head)
         whole["ones"] = self._address(torch.ones(max(config.d_model, config.d_head)))
-        for name in ("n_head", "d_head", "d_mlp", "attn_scale"):
+        for name in ("n_head", "d_head", "d_mlp"):
             whole[name] = getattr(config, name)
         whole["activation"], whole["gated"] = ACTIVATIONS[config.activation], config.activation in GATED
         for place in places(model):
@@ -106,8 +105,10 @@ class Packed:
             record[into], record[f"{place.kind}_proj"] = (
                 self._matrix(getattr(branch, into)), self._matrix(branch.c_proj)
             )  # fmt: skip
-            if place.kind == "attn" and config.qk_norm:
-                record["q_norm"], record["k_norm"] = self._norm(branch.q_norm), self._norm(branch.k_norm)
+            if isinstance(branch, Attention):
+                record["attn_scale"] = branch.scale
+                if config.qk_norm:
+                    record["q_norm"], record["k_norm"] = self._norm(branch.q_norm), self._norm(branch.k_norm)
 
     @property
     def bytes_read(self) -> int:

@@ -55,11 +55,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention, its product by PyTorch's fused kernel."""
+    """Causal multi-head attention, its product by PyTorch's fused kernel.
 
-    def __init__(self, config: ModelConfig):
+    Args:
+        config: a resolved one.
+        index: the place of its block when it was built, from 0; it sets the scale, which the module keeps.
+    """
+
+    def __init__(self, config: ModelConfig, index: int = 0):
         super().__init__()
-        self.n_head, self.d_head, self.scale = config.n_head, config.d_head, config.attn_scale
+        self.n_head, self.d_head = config.n_head, config.d_head
+        self.scale = config.attn_scale / (index + 1 if config.attn_scale_by_depth else 1)
         width = config.n_head * config.d_head
         self.c_attn = nn.Linear(config.d_model, 3 * width, bias=config.bias)
         self.c_proj = nn.Linear(width, config.d_model, bias=config.bias)

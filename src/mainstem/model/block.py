@@ -21,7 +21,7 @@ class Block(nn.Module):
         super().__init__()
         slots = residuals.row(config.residual).slots(index, config.n_layer)
         gain = make_gain(slots, config.d_model)
-        self.attn = Attention(config)
+        self.attn = Attention(config, index)
         self.res_1 = Join(slots, config, config.attn_out_dropout, "res_1", "attn_out", gain)
         self.mlp: MLP | None = None
         if config.d_mlp:

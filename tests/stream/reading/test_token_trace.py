@@ -75,7 +75,7 @@ def attention_of(model, block, stream, view):
         q, k = rotate(q, *view.rotation), rotate(k, *view.rotation)
     patterns = []
     for head in range(attn.n_head):
-        scores = model.config.attn_scale * q[0, :, head] @ k[0, :, head].T
+        scores = attn.scale * q[0, :, head] @ k[0, :, head].T
         patterns.append(scores.masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf).softmax(-1))
     pattern, v = torch.stack(patterns), v[0].transpose(0, 1)
     return pattern, (pattern @ v).transpose(0, 1)
