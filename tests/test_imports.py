@@ -90,7 +90,11 @@ def test_the_first_rooms_load_no_torch():
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
+PICKLES = MODULES["mainstem.formats.nanogpt"]
+"""The one file that opens pickles, which are what it is for."""
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path != PICKLES], ids=module_name)
 def test_nothing_unpickles(path):
     """Neither pickle nor `torch.load`, by whatever name torch was imported."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -101,6 +105,24 @@ def test_nothing_unpickles(path):
     ]
     assert not loads
     assert not imports(path) & {"pickle", "cPickle", "dill", "torch.load"}
+
+
+def test_what_unpickles_imports_nothing_that_a_pickle_names():
+    """`torch.load` is called once, for weights alone; pickle's own reader is a base class, and its imports raise."""
+    nodes = list(ast.walk(ast.parse(PICKLES.read_text(encoding="utf-8"))))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"]
+    assert [ast.literal_eval(word.value) for word in calls[0].keywords if word.arg == "weights_only"] == [True]
+    names = [node.id for node in nodes if isinstance(node, ast.Name) and node.id in ("pickle", "torch")]
+    used = [ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)]
+    assert len(calls) == used.count("torch.load") == 1
+    assert names.count("pickle") == sum(name.startswith("pickle.") for name in used)
+    assert {name for name in used if name.startswith("pickle.")} == {"pickle.Unpickler", "pickle.UnpicklingError"}
+    assert used.count("pickle.Unpickler") == 1
+    (reader,) = (node for node in nodes if "pickle.Unpickler" in map(ast.unparse, getattr(node, "bases", ())))
+    (imported,) = (node for node in reader.body if isinstance(node, ast.FunctionDef))
+    assert imported.name == "find_class"
+    assert [type(node) for node in imported.body] == [ast.Expr, ast.Raise]
+    assert imports(PICKLES) & {"pickle", "cPickle", "dill", "torch.load"} == {"pickle"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)

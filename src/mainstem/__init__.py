@@ -34,7 +34,7 @@ _HOMES = {
     "composition": "mainstem.circuits.composition",
     "evaluate": "mainstem.training.evaluate",
     "generate": "mainstem.generation.decoding",
-    "load": "mainstem.training.checkpoint",
+    "load": "mainstem.formats.load",
     "mean": "mainstem.stream.change.intervene",
     "narrow": "mainstem.model.quantize",
     "overlap": "mainstem.circuits.overlap",

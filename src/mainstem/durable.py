@@ -86,17 +86,34 @@ def replaceable(path: Path) -> Path:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file in one step. Raises RunError as `replaceable` does, TrainingFailed on a full disk."""
+    """Replace a file in one step. Raises as `whole_file` does."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary file to write, which replaces `path` when the block ends well and vanishes when it does not.
+
+    Raises RunError as `replaceable` does, TrainingFailed on a full disk.
+    """
     path = replaceable(path)
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     with room_for(path):
         try:
-            temporary.write_bytes(data)
+            yield temporary
             sync(temporary)
             os.replace(temporary, path)
             sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def unused(path: Path) -> Path:
+    """A place for a new folder: nothing is there, or an empty folder. Raises RunError otherwise."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise RunError(f"{path}: it is there already; choose another name, or remove it")
+    return path
 
 
 @contextlib.contextmanager
@@ -115,8 +132,11 @@ def room_for(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole_folder(final: Path) -> Iterator[Path]:
-    """A temporary folder to fill, which becomes `final` when the block ends well and vanishes when it does not."""
+def whole_folder(final: Path, manifest: bool = True) -> Iterator[Path]:
+    """A temporary folder to fill, which becomes `final` when the block ends well and vanishes when it does not.
+
+    With `manifest` it is one that `fault` can verify.
+    """
     temporary = final.with_name(f".{final.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -126,9 +146,10 @@ def whole_folder(final: Path) -> Iterator[Path]:
             files = sorted(path for path in temporary.iterdir() if path.is_file())
             for path in files:
                 sync(path)
-            manifest = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
-            (temporary / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
-            sync(temporary / MANIFEST)
+            if manifest:
+                said = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
+                (temporary / MANIFEST).write_text(to_json(said), encoding="utf-8")
+                sync(temporary / MANIFEST)
             sync(temporary)
             if final.exists():
                 shutil.rmtree(final)

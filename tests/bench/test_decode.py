@@ -1,5 +1,9 @@
 """`bench decode`: its sides generate the same model's tokens, and its figures are what they say."""
 
+import re
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 
@@ -46,16 +50,41 @@ def test_transformers_says_what_we_say():
     assert times(found) == sorted(times(found))
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_llama_says_what_we_say(tmp_path, kind):
+@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
+def test_llama_says_what_we_say(tmp_path, dtype):
     pytest.importorskip("gguf", reason="for a peer: pip install mainstem[llama]")
     pytest.importorskip("llama_cpp", reason="a peer: pip install mainstem[llama]")
-    llama.write(model(), tmp_path / "x.gguf", kind)
-    found = llama.generator(tmp_path / "x.gguf", 256)(PROMPT, 20)
+    found = llama.generator(model(), tmp_path / "x.gguf", dtype)(PROMPT, 20)
     assert len(found) == 20
     assert times(found) == sorted(times(found))
-    if kind == "F32":
+    if dtype == "f32":
         assert [i for i, _ in found] == greedy(20)
+
+
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        ("llama_cpp", r"llama.cpp is not compared \(.*llama_cpp.*\): pip install mainstem\[llama\]"),
+        ("gguf", "llama.cpp is not compared: GGUF files are written by the package gguf .*pip install"),
+    ],
+)
+def test_a_peer_that_is_not_there_is_noted(tmp_path, monkeypatch, package, said):
+    for name in ("transformers", "llama_cpp", "gguf"):
+        monkeypatch.setitem(sys.modules, name, None if name in ("transformers", package) else ModuleType(name))
+    sides = decode._Sides(model(), PROMPT, tmp_path)
+    assert len(sides.notes) == 2
+    assert "transformers is not compared" in sides.notes[0]
+    assert re.match(said, sides.notes[1])
+    assert sides.seconds("llamacpp_f32") is sides.seconds("transformers") is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_figures_name_their_sides(tmp_path, monkeypatch):
+    monkeypatch.setattr(decode, "transformers", lambda model, prompt: list)
+    monkeypatch.setattr(llama, "generator", lambda model, path, dtype: lambda prompt, count: [])
+    sides = decode._Sides(model(), PROMPT, tmp_path)
+    named = {name for first, second, _ in decode.PAIRS.values() for name in (first, second)} - {"floor"}
+    assert not [name for name in named if sides.seconds(name) is None]
 
 
 def test_what_another_process_compiles_is_waited_for(monkeypatch):

@@ -193,20 +193,29 @@ def test_which_models_the_peer_can_hold():
     known = {name: unlike_gpt2(preset.model) for name, preset in PRESETS.items()}
     assert known == {**dict.fromkeys(known), "mini": "lm_head_bias", "swift": "position"}
     others = {
-        "residual": "post", "norm": "rmsnorm", "position": "rotary", "activation": "swiglu", "bias": False,
-        "qk_norm": True, "d_head": 4, "attn_scale": 0.5, "d_mlp": 0,
+        "residual": "post", "norm": "rmsnorm", "position": "rotary", "activation": "swiglu", "qk_norm": True,
+        "d_head": 4, "attn_scale": 0.5, "d_mlp": 0, "lm_head_bias": True,
     }  # fmt: skip
     for field, value in others.items():
         config = small(**{field: value})
-        assert unlike_gpt2(config) in (field, "attn_scale"), field
+        assert unlike_gpt2(config) == field
         found = find(GPT(config), tokens(config))
         assert found.peer is None
         assert "is not GPT-2's form;" in found.why_not
+    held = {"bias": False, "attn_scale": 1.0, "attn_scale_by_depth": True, "activation": "relu2"}
+    assert [unlike_gpt2(small(**{field: value})) for field, value in held.items()] == [None] * len(held)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False, "activation": "gelu", "n_head": 3, "d_mlp": 20}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_embeddings": False, "activation": "gelu", "n_head": 3, "d_mlp": 20},
+        {"attn_scale_by_depth": True, "activation": "relu2"},
+    ],
+)
 def test_the_peer_holds_our_model(changes):
     """Stirred weights: no gain is 1, and no bias 0 but those that reach the values, which are counted differently."""
     pytest.importorskip(PACKAGE)
@@ -228,3 +237,14 @@ def test_the_peer_holds_our_model(changes):
     for _ in range(2):
         assert error(peer.head_attribution(cache, ids), heads) < 1e-4
     assert not [name for name in cache if name.endswith("hook_result")]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_peer_that_scales_as_it_likes_is_not_compared():
+    """GPT-2 may leave q.k unscaled; TransformerLens scales it all the same, which its logits show."""
+    pytest.importorskip(PACKAGE)
+    model = build(small(attn_scale=1.0), torch.float32)
+    found = find(model, tokens(model.config))
+    assert found.peer is None
+    assert "its logits differ from ours by" in found.why_not

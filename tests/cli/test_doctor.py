@@ -37,8 +37,14 @@ def test_a_failed_run_is_told(mainstem, shape):
     assert "failure" in names(found, False)
 
 
-def test_a_folder_that_is_no_run_is_refused(mainstem, tmp_path):
+def test_a_folder_that_is_no_run_does_not_open(mainstem, tmp_path):
     (tmp_path / "empty").mkdir()
-    result = mainstem("doctor", "empty")
-    assert result.code == 2
-    assert "no run was started here (no run.json)" in result.err
+    result = mainstem("doctor", "empty", "--json")
+    assert names(result.json, False) == {"opens"}
+    assert "neither a run folder (no run.json) nor a checkpoint" in result.json["findings"][0]["text"]
+
+
+def test_a_model_that_was_not_trained_here(mainstem, small_run):
+    for run in (Path(small_run) / "checkpoints/step-00000012", "bard"):
+        assert mainstem("doctor", str(run), "--json").json["ok"]
+    assert mainstem("doctor", "barf").code == 2

@@ -40,7 +40,7 @@ class Given:
 def slowly(each, text):
     """The ids of a text without batches, arrays or threads; what is unknown is left out."""
     if each.kind == "bpe":
-        inner = library.Tokenizer.from_str(each._file())
+        inner = library.Tokenizer.from_str(each.file)
         inner.encode_special_tokens = True
         return inner.encode(text, add_special_tokens=False).ids
     if each.kind == "byte":

@@ -4,14 +4,15 @@ Its matrices are stored as int8, and its held-out loss is measured with them and
 package is replaced: src/mainstem/training/bundled/NAME, with a card.
 """
 
+import dataclasses
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from mainstem.counts import summary
 from mainstem.durable import read_json
 from mainstem.errors import RunError, UserError
+from mainstem.formats.card import gather, markdown
 from mainstem.model.quantize import narrow
 from mainstem.text import tokens
 from mainstem.training import checkpoint, folder
@@ -19,17 +20,8 @@ from mainstem.training.evaluate import evaluate
 
 MOST = 6_000_000
 """Bytes of the folder, at most."""
-CARD = """# {name}
-
-A GPT in ANDREA's form that comes with mainstem: {n_layer} blocks, {d_model} wide, {n_head} heads, {n_ctx} positions,
-byte-level BPE of {vocab_size:,}; {parameters:,} parameters, matrices in int8 with one scale a row.
-
-- Text: the bundled `{sources}` ({licence}); the last tenth was held out.
-- Training: `mainstem train --preset {name}`, {steps:,} steps, {tokens:,} tokens, seed {seed}.
-- Held-out loss: {int8:.4f} nats a token, {bits:.4f} bits per byte; {fp32:.4f} nats before the weights were narrowed.
-- Use: to look inside, to try commands, to continue a line of verse. It is small and knows nothing but these plays.
-- Made again by `make {name}`.
-"""
+USE = "it is for looking inside, trying commands, and going on with a verse; it is small and knows nothing but its text"
+OPENING = ("import mainstem as ms", "", 'model, tokenizer = ms.load("{name}")')
 
 
 def main(run: str) -> None:
@@ -42,16 +34,19 @@ def main(run: str) -> None:
     sizes = tokens.bytes_per_token(tokenizer)
     before, after = (evaluate(each, prepared.val, sizes) for each in (model, int8))
     train, state = folder.checkpoint_settings(source)["train"], read_json(source / checkpoint.STATE)
-    (name, final), said = next(iter(folder.BUNDLED.items())), prepared.passport
-    card = CARD.format(
-        name=name, **model.config.to_dict(), parameters=summary(model.config)["parameters"]["total"],
-        sources=", ".join(str(row["name"]) for row in said["sources"]), licence=said["licence"], **train | state,
-        int8=after.loss, bits=after.bits_per_byte, fp32=before.loss,
-    )  # fmt: skip
+    name, final = next(iter(folder.BUNDLED.items()))
+    notes = [
+        "matrices in int8 with one scale a row",
+        f"held-out loss with them {after.loss:.4f} nats a token, {after.bits_per_byte:.4f} bits per byte; "
+        f"{before.loss:.4f} nats before they were narrowed",
+        USE,
+    ]
+    facts = dataclasses.replace(gather(source, model.config, tokenizer), name=name)
+    card = markdown(facts, "mainstem", [line.format(name=name) for line in OPENING], notes)
     with tempfile.TemporaryDirectory() as place:
         made = Path(place) / name
-        checkpoint.save(made, int8, tokenizer, train=train, state=state)
-        (made / "README.md").write_text(card, encoding="utf-8")
+        train, state = folder.checkpoint_settings(source)["train"], read_json(source / checkpoint.STATE)
+        checkpoint.save(made, int8, tokenizer, train=train, state=state, card=card)
         size = sum(path.stat().st_size for path in made.iterdir())
         if size > MOST:
             raise RunError(f"{run}: {size:,} bytes in int8, more than {MOST:,}; train a smaller model")

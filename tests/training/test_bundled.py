@@ -24,7 +24,7 @@ def test_it_is_whole_small_and_what_its_card_says(name):
     assert weights_of(model) == "int8"
     assert model.config == preset(name).model.replace(vocab_size=tokenizer.vocab_size).resolved()
     card = (path / "README.md").read_text(encoding="utf-8")
-    assert f"--preset {name}" in card
+    assert f"mainstem train {name} " in card
     assert float(re.search(r"([\d.]+) bits per byte", card)[1]) < 2.1
 
 

@@ -79,7 +79,7 @@ def test_an_int8_file_is_a_quarter(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda t: t.pop("blocks.1.mlp.c_fc.scale"), r"the file lacks blocks\.1\.mlp\.c_fc\.scale"),
+        (lambda t: t.pop("blocks.1.mlp.c_fc.scale"), r"it lacks blocks\.1\.mlp\.c_fc\.scale"),
         (lambda t: t.update({"wte.scale": torch.zeros(5)}), r"wte\.scale is \(5,\), not \(11,\)"),
         (lambda t: t.update({"wte.weight": t["wte.weight"].float()}), r"wte\.weight is torch.float32, not torch.int8"),
     ],
@@ -171,10 +171,10 @@ def test_prefixes_inside_a_name_are_taken_off(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda t: t.pop("blocks.1.mlp.c_fc.weight"), r"the file lacks blocks\.1\.mlp\.c_fc\.weight"),
-        (lambda t: t.update(extra=torch.zeros(1)), "the model has no extra"),
+        (lambda t: t.pop("blocks.1.mlp.c_fc.weight"), r"it lacks blocks\.1\.mlp\.c_fc\.weight"),
+        (lambda t: t.update(extra=torch.zeros(1)), "it has extra, and the config has not"),
         (lambda t: t.update({"ln_f.weight": torch.zeros(5)}), r"ln_f\.weight is \(5,\), not \(12,\)"),
-        (lambda t: t.clear(), "the file lacks blocks"),
+        (lambda t: t.clear(), "it lacks blocks"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path, change, said):
@@ -202,7 +202,7 @@ def test_a_disk_that_fills_while_tensors_are_written_leaves_nothing(tmp_path, mo
     """C2, C5: the library tells the system's number in its text alone."""
     write = checkpoint.save_file
 
-    def torn(tensors, path):
+    def torn(tensors, path, metadata=None):
         write(tensors, path)
         if path.name == file:
             path.write_bytes(path.read_bytes()[:100])
@@ -217,7 +217,7 @@ def test_a_disk_that_fills_while_tensors_are_written_leaves_nothing(tmp_path, mo
 
 
 def test_another_error_while_tensors_are_written_is_not_called_a_full_disk(tmp_path, monkeypatch):
-    def broken(tensors, path):
+    def broken(tensors, path, metadata=None):
         raise SafetensorError("something else")
 
     monkeypatch.setattr(checkpoint, "save_file", broken)

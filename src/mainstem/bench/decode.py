@@ -15,14 +15,14 @@ from mainstem.bench.gpt2 import gpt2
 from mainstem.bench.timing import Alternated, alternate, spread
 from mainstem.bench.train import model_of
 from mainstem.config import Sampling
-from mainstem.errors import RunError
+from mainstem.errors import RunError, UserError
+from mainstem.formats.load import load
 from mainstem.generation import compiled
 from mainstem.generation.decoding import stream
 from mainstem.generation.packed import Packed
 from mainstem.model.gpt import GPT
 from mainstem.model.quantize import narrow
 from mainstem.text import tokens
-from mainstem.training.checkpoint import load
 from mainstem.training.evaluate import evaluate
 
 NO_LOSS = "the loss with int8 weights is not measured; give a trained RUN with --run"
@@ -96,12 +96,12 @@ class _Sides:
         except ImportError as error:
             self.notes.append(f"transformers is not compared ({error}): pip install transformers")
         try:
-            for kind in ("F32", "Q8_0"):
-                path = folder / f"{kind}.gguf"
-                llama.write(model, path, kind)
-                self._made[kind] = _llama(path, model.config.n_ctx, prompt)
+            for dtype in ("f32", "q8_0"):
+                self._made[f"llamacpp_{dtype}"] = _llama(model, prompt, folder / f"{dtype}.gguf", dtype)
         except (ImportError, ValueError) as error:
             self.notes.append(f"llama.cpp is not compared ({error}): pip install mainstem[llama]")
+        except UserError as error:  # it says itself what to do
+            self.notes.append(f"llama.cpp is not compared: {error}")
 
     def seconds(self, name: str) -> Callable[[], float] | None:
         """A call that generates, and gives the seconds a token; None if there is no such side."""
@@ -117,17 +117,17 @@ class _Sides:
         return run
 
 
-def _llama(path: Path, n_ctx: int, prompt: Sequence[int]) -> Side:
-    generate = llama.generator(path, n_ctx)
+def _llama(model: GPT, prompt: Sequence[int], path: Path, dtype: str) -> Side:
+    generate = llama.generator(model, path, dtype)
     return lambda: generate(prompt, NEW)
 
 
 PAIRS = {  # figure: what is first, over what, times what
     "fp32_over_memory_floor": ("floor", "fp32", 1),
-    "fp32_over_llamacpp": ("F32", "fp32", 1),
+    "fp32_over_llamacpp": ("llamacpp_f32", "fp32", 1),
     "bf16_over_fp32": ("fp32", "bf16", 1),
     "int8_over_transformers": ("transformers", "int8", 1),
-    "int8_over_llamacpp": ("Q8_0", "int8", 1),
+    "int8_over_llamacpp": ("llamacpp_q8_0", "int8", 1),
     "batch16_over_batch1": ("fp32", "batch", BATCH),
 }
 """Each is a ratio of speeds, the second's over the first's."""

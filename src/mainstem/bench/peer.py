@@ -1,7 +1,7 @@
 """TransformerLens with our weights in it, so that both sides are asked about one model.
 
-It is an optional extra. Its `TransformerBridge` wraps a GPT-2 of `transformers`, which is built here from a config and
-filled with our weights: nothing is downloaded, and no tokenizer is needed.
+It is an optional extra. Its `TransformerBridge` wraps a GPT-2 of `transformers`, which holds a copy of our weights:
+nothing is downloaded, and no tokenizer is needed.
 """
 
 import importlib

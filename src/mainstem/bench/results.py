@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mainstem.errors import RunError, TrainingFailed
+from mainstem.training.origin import commit
 
 RATES = ("ratio", "speedup", "growth")
 """Ends of the names of figures, beside those that say what is over what."""
@@ -77,7 +78,7 @@ def page(results: Sequence[Result]) -> str:
         "what.",
         "",
         f"- machine: {_processor()}, {facts['threads']} threads, {platform.system()}, {platform.machine()}",
-        f"- mainstem {importlib.metadata.version('mainstem')}, commit {_commit()}",
+        f"- mainstem {importlib.metadata.version('mainstem')}, commit {commit()}",
         f"- Python {platform.python_version()}, torch {facts['torch']}, {', '.join(_peers())}",
         "",
         "| `mainstem bench` | figure | value | middle half |",
@@ -113,13 +114,3 @@ def _processor() -> str:
     lines = known.read_text().splitlines() if known.exists() else []
     name = next((line.split(":")[1] for line in lines if line.startswith("model name")), platform.processor())
     return name.strip() or "an unnamed processor"
-
-
-def _commit() -> str:
-    """Of the sources that run, if they lie in a repository."""
-    line = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        said = subprocess.run(line, capture_output=True, encoding="utf-8", check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return said.stdout.strip()

@@ -23,6 +23,8 @@ VERBS = {  # verb: what it does; each lives in the module of its name
     "generate": "text from a trained model",
     "inspect": "open the stream of one forward pass: attribution, lens, flow, patching",
     "circuits": "read the circuits: composition, overlap, virtual weights, what heads do",
+    "export": "a model for other programs: Hugging Face, GGUF, plain safetensors",
+    "import": "a model of other programs: Hugging Face, nanoGPT and minGPT",
     "bench": "speed as ratios within one run: ours, the plain forward, the peers",
     "doctor": "before step 0: memory, disk, epochs, rates; after a failure: what went wrong",
     "verify-resume": "prove that killed and resumed runs end in an uninterrupted run's bytes",

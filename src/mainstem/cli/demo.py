@@ -28,9 +28,9 @@ def main(argv: Sequence[str]) -> None:
     screen = Screen(command.json)
     with stoppable() as check:
         result = train.run(train.resumable([command.out, "--preset", PRESET]), screen, check)
+    from mainstem.formats.load import load
     from mainstem.generation.decoding import generate
     from mainstem.text import tokens
-    from mainstem.training.checkpoint import load
     from mainstem.training.evaluate import bigram_bits_per_byte
 
     bigram = bigram_bits_per_byte(tokens.load(RunFolder(command.out).data))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from mainstem import counts
 from mainstem.cli.parse import Positional, parse
 from mainstem.cli.screen import Screen
 from mainstem.config import ModelConfig, TrainConfig
@@ -12,7 +12,7 @@ from mainstem.errors import UserError, nearest
 from mainstem.presets import PRESETS
 from mainstem.text import tokens
 from mainstem.training import doctor
-from mainstem.training.folder import RunFolder
+from mainstem.training.folder import BUNDLED, RunFolder
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,29 @@ class Doctor:
     """Look at memory, disk, epochs and rates before a run; at checkpoints, losses and the stream after one."""
 
     target: Positional[str]
-    """A preset or a run folder."""
+    """A preset or a RUN."""
     json: bool = False
     """One object on stdout."""
 
 
-def _train_tokens(folder: RunFolder, settings: dict[str, Any]) -> int | None:
-    """How many tokens the run trains on, if its token files are where it left them."""
-    for path in (folder.data, *map(Path, settings.get("asked", {}).get("data", ()))):
-        if (path / tokens.PASSPORT).is_file():
-            return len(tokens.load(path).train)
-    return None
+def _opened(run: str, screen: Screen) -> list[doctor.Finding]:
+    """What can be said of a model that was not trained here: whether it opens, and what it takes to generate."""
+    from mainstem.formats.load import load
+
+    try:
+        model, tokenizer = load(run, screen.note)
+    except UserError as error:
+        return [doctor.Finding("opens", False, str(error))]
+    memory, free = counts.memory(model.config), doctor.free_memory()
+    need = memory["weights"] + memory["kv_cache"]
+    parts = counts.parameters(model.config).total
+    room = "this system does not tell what is free" if free is None else f"{free / 1e9:.1f} GB are free"
+    ids = "none; it takes ids and gives ids" if tokenizer is None else f"{tokenizer.kind} of {tokenizer.vocab_size:,}"
+    return [
+        doctor.Finding("opens", True, f"{parts:,} parameters, each there once, of its shape and finite"),
+        doctor.Finding("tokenizer", tokenizer is not None, ids),
+        doctor.Finding("memory", free is None or need < free, f"about {need / 1e9:.2f} GB to generate; {room}"),
+    ]
 
 
 def main(argv: Sequence[str]) -> None:
@@ -40,15 +52,17 @@ def main(argv: Sequence[str]) -> None:
     if folder.exists():
         settings = folder.settings()
         model, train = ModelConfig.from_dict(settings["model"]), TrainConfig.from_dict(settings["train"])
-        findings = doctor.before(model, train, folder.path, _train_tokens(folder, settings))
+        place = folder.prepared()
+        train_tokens = None if place is None else len(tokens.load(place).train)
+        findings = doctor.before(model, train, folder.path, train_tokens)
         findings += doctor.after(folder) + doctor.leftovers(folder)
     elif command.target in PRESETS:
         preset = PRESETS[command.target]
         findings = doctor.before(preset.model, preset.train, Path("runs"), None)
-    elif folder.path.exists():
-        raise UserError(f"{folder.path}: no run was started here (no run.json); name a run folder or a preset")
+    elif folder.path.exists() or command.target in BUNDLED:
+        findings = _opened(command.target, screen)
     else:
-        raise UserError(f"{command.target}: neither a preset nor a run folder; {nearest(command.target, PRESETS)}")
+        raise UserError(f"{command.target}: neither a preset nor a RUN; {nearest(command.target, PRESETS)}")
     screen.table(["", "what", "found"], [["ok" if f.ok else "!!", f.name, f.text] for f in findings])
     well = all(finding.ok for finding in findings)
     screen.result({"target": command.target, "ok": well, "findings": [vars(finding) for finding in findings]})

@@ -53,10 +53,10 @@ def main(argv: Sequence[str]) -> None:
     screen = Screen(command.json)
     import torch
 
+    from mainstem.formats.load import load
     from mainstem.generation.cache import KVCache
     from mainstem.generation.decoding import Chunk, stream
     from mainstem.model.quantize import narrow, weights_of
-    from mainstem.training.checkpoint import load
     from mainstem.training.device import Device
 
     model, tokenizer = load(command.run, screen.note)

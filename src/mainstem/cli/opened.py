@@ -96,7 +96,7 @@ def open_model(command: Opening, screen: Screen) -> tuple["GPT", Tokenizer]:
     """The model on its device, and its tokenizer. Raises DataError for a run without one."""
     import torch
 
-    from mainstem.training.checkpoint import load
+    from mainstem.formats.load import load
     from mainstem.training.device import Device
 
     model, tokenizer = load(command.run, screen.note)
@@ -135,12 +135,9 @@ def prepared(run: str, data: str | None, tokenizer: Tokenizer) -> "Prepared":
     from mainstem.text import tokens
     from mainstem.training.folder import RunFolder
 
-    folder = RunFolder(run)
-    path = folder.data
-    if data is not None:
-        path = Path(data)
-    elif folder.exists() and not path.is_dir():  # it was prepared beforehand
-        path = Path(folder.settings()["data"][0])
+    path = Path(data) if data is not None else RunFolder(run).prepared()
+    if path is None:
+        raise DataError(f"{run}: no token files are here; give a folder that `mainstem data` made, as --data FOLDER")
     found = tokens.load(path)
     if found.tokenizer.hash != tokenizer.hash:
         raise DataError(f"{found.path}: its tokenizer is not the run's; prepare it with --tokenizer {run}")

@@ -57,10 +57,10 @@ class Reading:
 
 def config_of(target: str) -> ModelConfig:
     """The model's config of a preset or a RUN, without reading weights. Raises UserError with the nearest preset."""
-    from mainstem.training import folder
+    from mainstem.formats.run import model_config
 
     if target in PRESETS:
         return PRESETS[target].model
     if not Path(target).exists():
-        raise UserError(f"{target}: neither a preset nor a run folder; {nearest(target, PRESETS)}")
-    return folder.model_config(target)
+        raise UserError(f"{target}: neither a preset nor a RUN; {nearest(target, PRESETS)}")
+    return model_config(target)

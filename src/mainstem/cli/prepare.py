@@ -5,18 +5,9 @@ from pathlib import Path
 
 from mainstem.cli.parse import Reading
 from mainstem.cli.screen import Screen
+from mainstem.formats.run import tokenizer as open_tokenizer
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text import tokens
-
-
-def open_tokenizer(name: str) -> tokenizers.Tokenizer:
-    """The tokenizer of a file, a prepared folder, a checkpoint or a run folder."""
-    path = Path(name)
-    if path.is_dir() and not (path / tokens.TOKENIZER).is_file():
-        from mainstem.training import folder
-
-        path = path / "data" if (path / "data" / tokens.TOKENIZER).is_file() else folder.resolve(path)
-    return tokenizers.load(path / tokens.TOKENIZER if path.is_dir() else path)
 
 
 def given_tokenizer(name: str) -> tokenizers.Tokenizer | None:

@@ -9,10 +9,10 @@ from typing import Annotated
 import tyro
 
 from mainstem.cli.parse import Flat, Positional, Reading, parse
-from mainstem.cli.prepare import open_tokenizer
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
 from mainstem.errors import DataError, UserError
+from mainstem.formats.run import tokenizer as open_tokenizer
 from mainstem.text import tokenizer as tokenizers
 
 

@@ -1,6 +1,7 @@
 """`mainstem train [RUN]`: start a run; the same line typed again resumes it."""
 
 import dataclasses
+import functools
 import math
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, DataError, Interrupted, RunError
+from mainstem.formats import run as runs
 from mainstem.presets import preset
 from mainstem.text import tokens
 from mainstem.text.corpus import BUNDLED, STDIN
@@ -42,7 +44,7 @@ class Train:
     tokens: int = 0
     """Train on this many tokens instead of a number of --steps."""
     init_from: str | None = None
-    """A RUN whose weights a new run starts from."""
+    """A RUN that a new run goes on from: its weights, its shape, and its tokenizer unless --tokenizer names one."""
     out: str | None = None
     """The run folder, as a flag."""
     extend: bool = False
@@ -94,7 +96,7 @@ def resumable(argv: Sequence[str]) -> Train:
     named = _typed(argv, "--preset")
     place = argv[0] if argv and not argv[0].startswith("-") else _typed(argv, "--out")
     while True:  # a RUN that stands behind the flags is known after the first parse alone
-        default = _default(RunFolder(place or f"runs/{named or DEFAULT_PRESET}"), named)
+        default = _default(RunFolder(place or f"runs/{named or DEFAULT_PRESET}"), named, _typed(argv, "--init-from"))
         command = parse(Train, "train", argv, default)
         if place == (actual := command.run or command.out):
             break
@@ -123,8 +125,8 @@ def _typed(argv: Sequence[str], flag: str) -> str | None:
     return typed  # the last one counts, as for every flag
 
 
-def _default(folder: RunFolder, named: str | None) -> Train:
-    """Preset < saved config; what is typed comes on top."""
+def _default(folder: RunFolder, named: str | None, init_from: str | None) -> Train:
+    """Preset < model of init_from < saved config; what is typed comes on top."""
     if folder.exists():
         if "asked" not in (settings := folder.settings()):
             raise RunError(f"{folder.path}: made by the library, not by this command; resume it with mainstem.Training")
@@ -134,7 +136,11 @@ def _default(folder: RunFolder, named: str | None) -> Train:
         asked["reading"] = Reading(**asked["reading"])
         return Train(**asked | {"data": tuple(asked["data"]), "val": tuple(asked["val"])})
     start = preset(named or DEFAULT_PRESET)
-    return Train(preset=start.name, data=(start.data,), train=start.train, model=start.model)
+    made = Train(preset=start.name, data=(start.data,), train=start.train, model=start.model)
+    if init_from is None:
+        return made
+    tokenizer = init_from if runs.has_tokenizer(init_from) else made.tokenizer
+    return dataclasses.replace(made, model=runs.model_config(init_from), tokenizer=tokenizer)
 
 
 def _is_prepared(data: Sequence[str]) -> bool:
@@ -179,11 +185,13 @@ def _run(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], 
     if command.dry_run:
         return _dry_run(command, model, screen)
     from mainstem.cli.watch import watch  # torch is loaded here, once the line and the text are known to be sound
+    from mainstem.formats.load import load
     from mainstem.training.loop import Training
 
+    start = None if command.init_from is None else functools.partial(load, command.init_from, note)
     training = Training(
         folder, model, command.train, data,
-        settings={"asked": command.asked()}, init_from=command.init_from, extend=command.extend, sample=_sample,
+        settings={"asked": command.asked()}, init_from=start, extend=command.extend, sample=_sample,
         should_stop=check,
     )  # fmt: skip
     try:

@@ -47,7 +47,7 @@ class Tokenizer(ABC):
 
     kind: str
     vocab_size: int
-    eot_id: int | None  # None only for a foreign file that has no <|endoftext|>
+    eot_id: int | None  # None only for a foreign one that has no <|endoftext|>
     token_bytes: list[bytes]  # the raw bytes of each id; b"" for special ids
 
     @abstractmethod
@@ -57,8 +57,9 @@ class Tokenizer(ABC):
         None of them is special. DataError for text that this tokenizer cannot write.
         """
 
+    @property
     @abstractmethod
-    def _file(self) -> str:
+    def file(self) -> str:
         """The text of the saved file."""
 
     def encode(self, text: str) -> list[int]:
@@ -83,12 +84,12 @@ class Tokenizer(ABC):
 
     def save(self, path: Path) -> None:
         """Write one JSON file, the same bytes each time; whole or not at all."""
-        write_text(Path(path), self._file())
+        write_text(Path(path), self.file)
 
     @cached_property
     def hash(self) -> str:
         """The sha256 (hex) of the bytes that `save` writes."""
-        return hashlib.sha256(self._file().encode()).hexdigest()
+        return hashlib.sha256(self.file.encode()).hexdigest()
 
 
 class BPE(Tokenizer):
@@ -120,22 +121,29 @@ class BPE(Tokenizer):
         ids = chain.from_iterable(encoding.ids for encoding in encodings)
         return np.fromiter(ids, np.uint32, lengths.sum()), lengths
 
-    def _file(self) -> str:
+    @property
+    def file(self) -> str:
+        """The text that it was made from."""
         return self._text
 
 
 class Characters(Tokenizer):
-    """One id a character, in code-point order. A character outside the alphabet is an error, never dropped."""
+    """One id a character. A character outside the alphabet is an error, never dropped.
+
+    Args:
+        characters: the alphabet, in the order of its ids; in code-point order when it is made here.
+        end_of_text: whether the next id ends a text; without it no id does.
+    """
 
     kind = "char"
 
-    def __init__(self, characters: str):
+    def __init__(self, characters: str, end_of_text: bool = True):
         self._characters = characters
         self._ids = np.full(sys.maxunicode + 1, -1, np.int32)  # of each code point
         self._ids[_code_points(characters)] = np.arange(len(characters))
-        self.vocab_size = len(characters) + 1
-        self.eot_id = len(characters)
-        self.token_bytes = [character.encode() for character in characters] + [b""]
+        self.vocab_size = len(characters) + end_of_text
+        self.eot_id = len(characters) if end_of_text else None
+        self.token_bytes = [character.encode() for character in characters] + [b""] * end_of_text
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of the texts, and how many each has. DataError names the characters that the alphabet lacks."""
@@ -154,8 +162,11 @@ class Characters(Tokenizer):
         codes = _code_points(text)
         return {chr(code) for code in np.unique(codes[self._ids[codes] < 0])}
 
-    def _file(self) -> str:
-        return _own_file(kind=self.kind, characters=self._characters)
+    @property
+    def file(self) -> str:
+        """Its kind and alphabet."""
+        ends = {} if self.eot_id is not None else {"end_of_text": False}
+        return _own_file(kind=self.kind, characters=self._characters, **ends)
 
 
 class Bytes(Tokenizer):
@@ -171,7 +182,9 @@ class Bytes(Tokenizer):
         encoded = [_utf8(text) for text in texts]
         return np.frombuffer(b"".join(encoded), np.uint8), _lengths(encoded)
 
-    def _file(self) -> str:
+    @property
+    def file(self) -> str:
+        """Its kind."""
         return _own_file(kind=self.kind)
 
 
@@ -238,13 +251,14 @@ def _from_own(content: dict) -> Tokenizer:
         raise DataError(f"format {content['format']!r} is not {FORMAT!r}; it is a later version's or no tokenizer")
     if content.get("kind") == "byte":
         return Bytes()
-    characters = content.get("characters")
-    if content.get("kind") != "char" or not isinstance(characters, str) or len(set(characters)) != len(characters):
+    characters, ends = content.get("characters"), content.get("end_of_text", True)
+    sound = content.get("kind") == "char" and isinstance(ends, bool)
+    if not sound or not isinstance(characters, str) or len(set(characters)) != len(characters):
         raise DataError(f"kind {content.get('kind')!r} with a damaged alphabet; train the tokenizer again")
-    return Characters(characters)
+    return Characters(characters, ends)
 
 
-def _own_file(**fields: str) -> str:
+def _own_file(**fields: str | bool) -> str:
     return json.dumps({"format": FORMAT, **fields}, indent=1) + "\n"
 
 
@@ -253,7 +267,7 @@ def _token_bytes(content: dict, vocab_size: int) -> list[bytes]:
     model = content["model"]
     if model["type"] != "BPE":
         raise DataError(f"a {model['type']} tokenizer; only byte-level BPE (GPT-2's kind) can be used")
-    byte_of = _byte_alphabet()
+    byte_of = byte_alphabet()
     added = {token["id"]: token for token in content["added_tokens"]}
     table = [b""] * vocab_size
     for token, i in model["vocab"].items():
@@ -270,7 +284,7 @@ def _token_bytes(content: dict, vocab_size: int) -> list[bytes]:
     return table
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The printable character that stands for each byte in GPT-2's files, to that byte."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]

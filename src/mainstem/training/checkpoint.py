@@ -4,7 +4,7 @@ No pickle is read or written. Every tensor is read to the CPU first, whichever d
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from mainstem.text.tokenizer import Tokenizer
 from mainstem.training import folder
 from mainstem.training.optim import Optimizer
 
-MODEL, OPTIM, STATE, CONFIG, TOKENIZER = (
-    "model.safetensors", "optim.safetensors", "state.json", "config.json", "tokenizer.json"
+MODEL, OPTIM, STATE, CONFIG, TOKENIZER, CARD = (
+    "model.safetensors", "optim.safetensors", "state.json", "config.json", "tokenizer.json", "README.md"
 )  # fmt: skip
 _WRAPPERS = re.compile(r"(?:(?<=^)|(?<=\.))(?:(?:module|_orig_mod)\.)+")
 _SYSTEM_ERROR = re.compile(r"os error (\d+)")
@@ -38,8 +38,9 @@ def save(
     train: dict[str, Any] | None = None,
     optimizer: Optimizer | None = None,
     state: dict[str, Any] | None = None,
+    card: str | None = None,
 ) -> None:
-    """Write a checkpoint folder: the model always, training's own state when there is one.
+    """Write a checkpoint folder: the model always; training's own state, and a card for people, when there is one.
 
     A tied matrix is written once, a narrow one as it is stored.
 
@@ -50,9 +51,9 @@ def save(
         if not torch.isfinite(tensor).all():
             raise TrainingFailed(f"{final}: {name} is not finite, so nothing was saved; lower --lr")
     with durable.whole_folder(final) as temporary:
-        _write(temporary / MODEL, tensors)
+        write_tensors(temporary / MODEL, tensors)
         if optimizer is not None:
-            _write(temporary / OPTIM, optimizer.tensors())
+            write_tensors(temporary / OPTIM, optimizer.tensors())
         settings = {"format": folder.FORMAT, "model": model.config.to_dict(), "train": train}
         if (weights := quantize.weights_of(model)) != "fp32":
             settings["weights"] = weights
@@ -60,11 +61,14 @@ def save(
         (temporary / STATE).write_text(durable.to_json(state or {}), encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(temporary / TOKENIZER)
+        if card is not None:
+            (temporary / CARD).write_text(card, encoding="utf-8")
 
 
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file. Raises OSError, a full disk's too."""
     try:
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata)
     except SafetensorError as error:  # it wraps the system's error, whose number stands in its text alone
         number = _SYSTEM_ERROR.search(str(error))
         raise OSError(int(number[1]) if number else 0, str(error)) from None
@@ -79,28 +83,59 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise RunError(f"{path}: not readable ({error}); take another checkpoint") from None
 
 
-def load_weights(model: GPT, path: Path) -> None:
-    """Fill a model from a file, strictly: every tensor once, of its own shape, and nothing more.
+def unwrapped(name: str) -> str:
+    """A tensor's name without what wrappers put before its parts, `module.` and `_orig_mod.` in any nesting."""
+    return _WRAPPERS.sub("", name)
 
-    Prefixes that wrappers leave (`module.`, `_orig_mod.`) are taken off in any nesting. Raises RunError otherwise, and
-    where the file's matrices are narrow and the model's are not, or the other way round.
+
+def load_weights(model: GPT, path: Path) -> None:
+    """Fill a model from a file of ours, by unwrapped names.
+
+    Raises RunError as `fill` does, and where its matrices are narrow and the model's are not.
     """
-    tensors = {_WRAPPERS.sub("", name): tensor for name, tensor in read_tensors(path).items()}
-    wanted, weights = quantize.tensors(model), quantize.weights_of(model)
-    apart = "the file and its config.json do not belong together"
-    if weights == "fp32" and tensors.get("wte.weight", wanted["wte.weight"]).dtype in quantize.DTYPES.values():
+    tensors = {unwrapped(name): tensor for name, tensor in read_tensors(path).items()}
+    embedding = tensors.get("wte.weight")
+    if quantize.weights_of(model) == "fp32" and embedding is not None and embedding.dtype in quantize.DTYPES.values():
         raise RunError(f"{path}: its weights are stored narrow, for generating; take what they were made from")
-    for name in sorted(wanted.keys() ^ tensors.keys()):
-        where = "the file lacks" if name in wanted else "the model has no"
-        raise RunError(f"{path}: {where} {name}; {apart}")
-    with torch.no_grad():
-        for name, tensor in wanted.items():
-            found = tensors[name]
-            if tensor.shape != found.shape:
-                raise RunError(f"{path}: {name} is {tuple(found.shape)}, not {tuple(tensor.shape)}; {apart}")
-            if weights != "fp32" and tensor.dtype != found.dtype:
-                raise RunError(f"{path}: {name} is {found.dtype}, not {tensor.dtype}; {apart}")
-            tensor.copy_(found)
+    fill(model, tensors, path)
+
+
+@torch.no_grad()
+def fill(
+    model: GPT,
+    tensors: Mapping[str, Tensor],
+    source: object,
+    theirs: Callable[[str], str] = lambda name: name,
+    turned: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+) -> None:
+    """Fill a model, strictly: every tensor once, of its own shape, finite, and nothing more.
+
+    Args:
+        model: what is filled.
+        tensors: by the names that their writer gave them; each is read when its turn comes.
+        source: what they came from, with which every message begins.
+        theirs: that writer's name of a tensor of ours.
+        turned: a tensor of ours, by our name, as that writer keeps it; and the other way round.
+
+    Raises RunError for tensors that are not so. What is float32 in the model may be any floating-point number.
+    """
+    ours = quantize.tensors(model)
+    wanted = {theirs(name): name for name in ours}
+    apart = "they do not belong together"
+    for key in sorted(wanted.keys() ^ set(tensors)):
+        what = f"it lacks {key}, which the config has" if key in wanted else f"it has {key}, and the config has not"
+        raise RunError(f"{source}: {what}; {apart}")
+    for key, name in wanted.items():
+        tensor, found = ours[name], tensors[key]
+        shape = tuple(turned(name, tensor).shape)
+        if tuple(found.shape) != shape:
+            raise RunError(f"{source}: {key} is {tuple(found.shape)}, not {shape} as the config has it; {apart}")
+        narrow = tensor.dtype in quantize.DTYPES.values()
+        if found.dtype != tensor.dtype if narrow else not found.is_floating_point():
+            raise RunError(f"{source}: {key} is {found.dtype}, not {tensor.dtype}; {apart}")
+        if found.is_floating_point() and not torch.isfinite(found).all():
+            raise RunError(f"{source}: {key} is not finite; take an earlier checkpoint of this model")
+        tensor.copy_(turned(name, found))
 
 
 def load(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> tuple[GPT, Tokenizer | None]:

@@ -20,6 +20,7 @@ from typing import Any
 from mainstem import durable
 from mainstem.config import ModelConfig
 from mainstem.errors import RunError
+from mainstem.text.tokens import PASSPORT
 
 FORMAT = "mainstem/1"
 BUNDLED = {"bard": Path(__file__).with_name("bundled") / "bard"}
@@ -59,6 +60,12 @@ class RunFolder:
     def write_settings(self, settings: dict[str, Any]) -> None:
         """Replace `run.json`."""
         durable.write_text(self.run_json, durable.to_json({"format": FORMAT, **settings}))
+
+    def prepared(self) -> Path | None:
+        """The folder of its token files: its own, or the one that it was given; None if that is gone."""
+        given = self.settings().get("asked", {}).get("data", ()) if self.exists() else ()
+        places = [self.data, *map(Path, given)]
+        return next((place for place in places if (place / PASSPORT).is_file()), None)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator["RunFolder"]:

@@ -20,7 +20,7 @@ from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, Interrupted, RunError, TrainingFailed
 from mainstem.model.gpt import GPT
 from mainstem.model.kernels.equip import equip
-from mainstem.text import tokenizer as tokenizers
+from mainstem.model.quantize import weights_of
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import Prepared, Windows, bytes_per_token
 from mainstem.training import allocator, checkpoint, compiled, folder
@@ -30,6 +30,7 @@ from mainstem.training.evaluate import evaluate
 from mainstem.training.events import Evaluated, Evaluating, Event, Notice, Observed, Sampled, Saved, Step
 from mainstem.training.folder import RunFolder, append_row, cut_rows, refuse_changes
 from mainstem.training.optim import Optimizer
+from mainstem.training.origin import software
 from mainstem.training.step import TrainStep
 from mainstem.training.vitals import Vitals, first_non_finite
 
@@ -44,7 +45,8 @@ class Training:
         config: how it is trained.
         data: the token files.
         settings: what else `run.json` should say (preset, where the data are).
-        init_from: a RUN whose weights are the start of a new run.
+        init_from: called for a new run; returns the model whose weights it starts from, and that model's tokenizer, as
+            `mainstem.load` does.
         extend: whether `steps` may differ from what the run was started with.
         sample: called with model and tokenizer every `sample_every` steps, returns the text to show.
         should_stop: called often; it raises Interrupted to end the run at a safe point, where it is saved.
@@ -55,7 +57,7 @@ class Training:
     config: TrainConfig
     data: Prepared
     settings: dict[str, Any] = field(default_factory=dict)
-    init_from: Path | str | None = None
+    init_from: Callable[[], tuple[GPT, Tokenizer | None]] | None = None
     extend: bool = False
     sample: Callable[[GPT, Tokenizer], str] | None = None
     should_stop: Callable[[], None] = lambda: None
@@ -103,7 +105,7 @@ class Training:
             yield Notice(f"passed over {fault}")
         yield from self._keep_settings(newest)
         if newest is None and self.init_from is not None:
-            self._take_weights(folder.resolve(self.init_from))
+            self._take_weights(*self.init_from())
         if newest is not None:
             self.done = checkpoint.resume(newest, self.model, self.optimizer)["step"]
             yield Notice(f"resumed at step {self.done:,} of {config.steps:,} from {newest}")
@@ -124,15 +126,20 @@ class Training:
             yield Notice(compiled.compile_blocks(self.model, x[:at_once], y[:at_once], self.device))
         self.model.train()
 
-    def _take_weights(self, source: Path) -> None:
-        """Begin with another run's weights; its ids must mean what ours do."""
-        saved = source / checkpoint.TOKENIZER
-        if saved.is_file() and tokenizers.load(saved).hash != self.data.tokenizer.hash:
+    def _take_weights(self, source: GPT, tokenizer: Tokenizer | None) -> None:
+        """Begin with another model's weights; its ids must mean what ours do, and rows past them are padding."""
+        if tokenizer is not None and tokenizer.hash != self.data.tokenizer.hash:
             raise RunError(
-                f"{source}: trained with another tokenizer than these tokens; prepare the text with its own "
-                f"(--tokenizer {saved})"
+                "init_from: trained with another tokenizer than these tokens; prepare the text with its own "
+                "(--tokenizer and the same name)"
             )
-        checkpoint.load_weights(self.model, source / checkpoint.MODEL)
+        if (weights := weights_of(source)) != "fp32":
+            raise RunError(f"init_from: its weights are {weights}; take the model that they were made from")
+        theirs = dict(source.named_parameters())
+        if tokenizer is not None:
+            for name in theirs.keys() & {"wte.weight", "lm_head.weight"}:
+                theirs[name] = theirs[name][: tokenizer.vocab_size]  # type: ignore[assignment]
+        checkpoint.fill(self.model, theirs, "init_from")
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What the next step reads and predicts: x, y, each (B, T)."""
@@ -235,8 +242,8 @@ class Training:
         device, threads = str(self.device.device), torch.get_num_threads()
         made_with = {"torch": str(torch.__version__), "threads": threads, "device": device, "kernels": self.kernels}
         configs = {"model": self.model.config.to_dict(), "train": self.config.to_dict()}
-        if self.run.exists():
-            saved = self.run.settings()
+        saved = self.run.settings() if self.run.exists() else {}
+        if saved:
             for name, sha256 in saved.get("data", data).items():
                 if data.get(name) != sha256:
                     raise RunError(
@@ -251,7 +258,9 @@ class Training:
             before = saved.get("made_with", made_with)
             if before != made_with:
                 yield Notice(f"begun with {before}, resumed with {made_with}: the bytes may differ from one run's")
-        self.run.write_settings({**configs, "data": data, "made_with": made_with, **self.settings})
+        made_by = saved.get("software") or software()
+        settings = {**configs, "data": data, "made_with": made_with, "software": made_by, **self.settings}
+        self.run.write_settings(settings)
 
     def _require_memory(self) -> None:
         """Refuse to build what cannot be trained here. Raises ConfigError with both numbers."""

@@ -10,6 +10,8 @@ from mainstem.cli.opened import Opening, finish, held_out, open_model, prepared
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
+from mainstem.errors import UserError
+from mainstem.training.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +48,9 @@ def main(argv: Sequence[str]) -> None:
     train = prepared(command.run, command.data, tokenizer).train
     windows = Windows(train, model.config.n_ctx, command.seed, model.config.vocab_size)
     val = list(held_out(command.run, command.data, model, tokenizer, command.held_out))
-    out = Path(command.out or Path(command.run) / LENS)
-    durable.replaceable(out)  # before anything is trained
+    if command.out is None and not RunFolder(command.run).exists():
+        raise UserError(f"{command.run}: nothing is written beside a model that is no run of ours; give --out FILE")
+    out = durable.replaceable(Path(command.out or Path(command.run) / LENS))  # before anything is trained
     with screen.bar("tuning", command.steps) as bar, stoppable() as check:
 
         def show(done: TuningStep) -> None:
@@ -64,7 +67,8 @@ def main(argv: Sequence[str]) -> None:
     screen.say(f"KL to the model's own distribution, nats, on {len(val)} held-out windows")
     screen.table(("depth", "logit lens", "tuned lens"), zip(labels, before, after, strict=True))
     screen.say(f"wrote {out}")
-    screen.say(f'next  mainstem inspect lens {command.run} "..." --tuned')
+    through = "--tuned" if command.out is None else f"--lens {command.out}"
+    screen.say(f'next  mainstem inspect lens {command.run} "..." {through}')
     rows = [{"label": name, "logit_lens": b, "tuned_lens": a} for name, b, a in zip(labels, before, after, strict=True)]
     result = {"lens": str(out), "steps": command.steps, "rows": rows}
     arrays = {"labels": labels, "logit_lens": before, "tuned_lens": after}

@@ -1,0 +1,44 @@
+"""`mainstem export safetensors RUN --out DIR`: the weights alone, in our own layout, which holds every model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mainstem import durable
+from mainstem.cli.exported import Export, finish, open_run
+from mainstem.cli.parse import parse
+from mainstem.cli.screen import Screen
+from mainstem.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSafetensors(Export):
+    """Write a checkpoint folder without what training needs: model, tokenizer, card."""
+
+    dtype: Literal["fp32", "bf16", "int8"] | None = None
+    """How matrices are stored; without it as the RUN has them."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, open, write, print."""
+    command = parse(ExportSafetensors, "export safetensors", argv)
+    screen, out = Screen(command.json), durable.unused(Path(command.out))
+    model, tokenizer, facts = open_run(command.run, screen)
+    from mainstem.formats import card
+    from mainstem.model.quantize import narrow, tensors, weights_of
+    from mainstem.training import checkpoint
+
+    before = sum(tensor.nbytes for tensor in tensors(model).values())
+    if command.dtype not in (None, have := weights_of(model)):
+        if have != "fp32":
+            raise UserError(f"--dtype {command.dtype}: the weights of {command.run} are {have}; leave it out")
+        model = narrow(model, str(command.dtype))
+    after = sum(tensor.nbytes for tensor in tensors(model).values())
+    stored = weights_of(model)
+    opening = ["import mainstem as ms", "", f'model, tokenizer = ms.load("{facts.name}")']
+    notes = [] if stored == "fp32" else [f"the matrices are stored as {stored}, for reading and generating"]
+    checkpoint.save(out, model, tokenizer, card=card.markdown(facts, "mainstem", opening, notes))
+    nexts = [f'mainstem generate {command.out} "your prompt"']
+    screen.say(f"weights: {before:,} bytes as they were, {after:,} as {stored}")
+    finish(command, screen, notes, nexts, weights=stored, weights_bytes={"before": before, "after": after})

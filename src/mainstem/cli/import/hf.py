@@ -1,0 +1,41 @@
+"""`mainstem import hf DIR --out RUN`: a folder in Hugging Face's GPT-2 layout, as a RUN of ours."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mainstem.cli.imported import finish
+from mainstem.cli.parse import Positional, parse
+from mainstem.cli.screen import Screen
+from mainstem.durable import unused
+from mainstem.errors import UserError
+
+
+@dataclass(frozen=True)
+class HF:
+    """Save the model and tokenizer of a folder as a RUN; every verb opens the folder itself too, and writes nothing."""
+
+    folder: Positional[str]
+    """Its config.json, safetensors and tokenizer files."""
+    out: str
+    """The folder to write; nothing may be there yet."""
+    json: bool = False
+    """One object on stdout."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, read, save, print."""
+    command = parse(HF, "import hf", argv)
+    screen, out = Screen(command.json), unused(Path(command.out))
+    from mainstem.formats import card
+    from mainstem.formats.load import load
+    from mainstem.formats.run import is_foreign
+    from mainstem.training import checkpoint
+
+    if not is_foreign(command.folder):
+        raise UserError(f"{command.folder}: no folder in Hugging Face's layout; it needs config.json and safetensors")
+    model, tokenizer = load(command.folder, screen.note)
+    facts = card.gather(command.folder, model.config, tokenizer)
+    opening = ["import mainstem as ms", "", f'model, tokenizer = ms.load("{out.name}")']
+    checkpoint.save(out, model, tokenizer, card=card.markdown(facts, "mainstem", opening))
+    finish(screen, command.folder, command.out, model, tokenizer)

@@ -1,0 +1,55 @@
+"""`mainstem import nanogpt FILE --out RUN --trust-pickle`: a checkpoint of nanoGPT or minGPT, as a RUN."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mainstem.cli.imported import finish
+from mainstem.cli.parse import Positional, parse
+from mainstem.cli.screen import Screen
+from mainstem.durable import unused
+from mainstem.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class NanoGPT:
+    """Save the model of a .pt of nanoGPT or minGPT as a RUN, which every verb opens. The file is a pickle: with
+    --trust-pickle it is read as weights and numbers alone, and whatever else it holds is refused."""
+
+    file: Positional[str]
+    """What torch.save wrote: nanoGPT's ckpt.pt, minGPT's model.pt, or the weights alone."""
+    out: str
+    """The folder to write; nothing may be there yet."""
+    trust_pickle: bool = False
+    """You trust who made the file, and a .pkl after --tokenizer."""
+    tokenizer: str | None = None
+    """The model's own: nanoGPT's meta.pkl, a tokenizer.json, a RUN, or a folder with vocab.json and merges.txt."""
+    n_head: int | None = None
+    """Heads a block, for a file that does not say it."""
+    activation: Literal["gelu", "gelu_tanh"] | None = None
+    """What the MLPs compute, where the form of the file does not say it: gelu_tanh in nanoGPT before June 2023, whose
+    files look like later ones."""
+    json: bool = False
+    """One object on stdout."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, read, save, print."""
+    command = parse(NanoGPT, "import nanogpt", argv)
+    screen, out = Screen(command.json), unused(Path(command.out))
+    from mainstem.formats import nanogpt
+    from mainstem.formats.run import tokenizer as open_tokenizer
+    from mainstem.formats.vocabulary import check
+    from mainstem.training import checkpoint
+
+    trust, name = command.trust_pickle, command.tokenizer
+    tokenizer: Tokenizer | None = None
+    if name is not None:
+        pickled = name.lower().endswith(".pkl")
+        tokenizer = nanogpt.read_meta(Path(name), trust_pickle=trust) if pickled else open_tokenizer(name)
+    model = nanogpt.read(Path(command.file), trust_pickle=trust, n_head=command.n_head, activation=command.activation)
+    if tokenizer is not None:
+        check(model.config.vocab_size, tokenizer, command.file)
+    checkpoint.save(out, model, tokenizer)
+    finish(screen, command.file, command.out, model, tokenizer)

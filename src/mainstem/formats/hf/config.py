@@ -1,0 +1,174 @@
+"""`config.json` of Hugging Face's GPT-2, to a config of ours and back. No torch.
+
+Each of its fields is read, or is known to change nothing, or is refused by its name: a model that computes something
+else than its folder says is worse than none.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mainstem.config import ModelConfig
+from mainstem.durable import read_json
+from mainstem.errors import ConfigError, RunError
+from mainstem.formats.gpt2 import Layout
+
+CONFIG = "config.json"
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2",
+    "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "gelu_python": "gelu",
+}  # fmt: skip
+"""Theirs to ours; of several that are one function, the first is written."""
+LAYOUT = Layout(
+    "GPT-2's layout in a Hugging Face folder", tuple(dict.fromkeys(ACTIVATIONS.values())), unscaled=True, by_depth=True
+)
+_ALIASES = {
+    "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer", "n_ctx": "n_positions",
+}  # fmt: skip
+_READ: dict[str, tuple[type, Any]] = {  # its type, and what it is where the file is silent
+    "vocab_size": (int, 50257), "n_positions": (int, 1024), "n_embd": (int, 768), "n_layer": (int, 12),
+    "n_head": (int, 12), "n_inner": (int, None), "activation_function": (str, "gelu_new"),
+    "layer_norm_epsilon": (float, 1e-5), "tie_word_embeddings": (bool, True), "scale_attn_weights": (bool, True),
+    "scale_attn_by_inverse_layer_idx": (bool, False), "embd_pdrop": (float, 0.1), "attn_pdrop": (float, 0.1),
+    "resid_pdrop": (float, 0.1),
+}  # fmt: skip
+_TOO_MANY = 1 << 31
+_ONLY: dict[str, tuple[Any, ...]] = {  # what else it may be would be another model, or code of the folder's own
+    "model_type": ("gpt2",), "add_cross_attention": (False,), "is_encoder_decoder": (False,),
+    "pruned_heads": ({}, None), "auto_map": (None,), "quantization_config": (None,),
+    "architectures": (None, [], ["GPT2LMHeadModel"], ["GPT2Model"]),
+}  # fmt: skip
+_CHANGE_NOTHING = frozenset((
+    # how products are rounded in half precision, how a new model is drawn, how it is run
+    "reorder_and_upcast_attn", "initializer_range", "use_cache", "dtype", "torch_dtype", "use_bfloat16",
+    "torchscript", "is_decoder", "chunk_size_feed_forward", "gradient_checkpointing", "attn_implementation",
+    "_attn_implementation", "_attn_implementation_autoset", "_experts_implementation", "tie_encoder_decoder",
+    "cross_attention_hidden_size",
+    # who wrote it
+    "_name_or_path", "transformers_version", "_commit_hash", "tokenizer_class", "finetuning_task",
+    # what is returned, and the heads of other tasks
+    "output_hidden_states", "output_attentions", "output_scores", "output_past", "return_dict",
+    "return_dict_in_generate", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+    "summary_first_dropout", "predict_special_tokens", "id2label", "label2id", "num_labels", "problem_type",
+    "task_specific_params",
+    # the tokenizer's, which says it itself, and how to sample
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "prefix",
+    "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
+    "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
+    "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
+    "suppress_tokens", "begin_suppress_tokens",
+))  # fmt: skip
+
+
+def read(path: Path) -> ModelConfig:
+    """Our config of the folder's `config.json`. RunError or ConfigError names the file, the field and its value."""
+    file = path / CONFIG
+    said = read_json(file)
+    if not isinstance(said, dict):
+        raise RunError(f"{file}: not a config; it should be one JSON object")
+    values = _values(said, file)
+    scale, d_head = values["scale_attn_weights"], values["n_embd"] // max(1, values["n_head"])
+    dropouts = {"attn_out_dropout": values["resid_pdrop"], "mlp_out_dropout": values["resid_pdrop"]}
+    try:
+        return ModelConfig(
+            vocab_size=values["vocab_size"],
+            n_ctx=values["n_positions"],
+            n_layer=values["n_layer"],
+            n_head=values["n_head"],
+            d_model=values["n_embd"],
+            d_mlp=4 * values["n_embd"] if values["n_inner"] is None else values["n_inner"],
+            norm_eps=values["layer_norm_epsilon"],
+            activation=ACTIVATIONS[values["activation_function"]],
+            attn_scale=max(1, d_head) ** -0.5 if scale else 1.0,
+            attn_scale_by_depth=values["scale_attn_by_inverse_layer_idx"],
+            embd_dropout=values["embd_pdrop"],
+            attn_dropout=values["attn_pdrop"],
+            mlp_dropout=0.0,
+            tie_embeddings=values["tie_word_embeddings"],
+            **dropouts,
+        ).resolved()
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def _values(said: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The fields that are read, each of its type; all others are refused, or change nothing."""
+    given = dict(said)
+    for alias, name in _ALIASES.items():
+        if alias in given and given.setdefault(name, given[alias]) != given.pop(alias):
+            raise RunError(f"{file}: {alias} {said[alias]!r} and {name} {given[name]!r} differ; they are one number")
+    if "model_type" not in given and "n_embd" not in given:
+        raise RunError(f"{file}: neither model_type nor n_embd is in it; only GPT-2's layout can be opened")
+    for name, value in given.items():
+        if name in _ONLY and value not in _ONLY[name]:
+            possible = " or ".join(map(repr, _ONLY[name]))
+            raise RunError(f"{file}: {name} {value!r} cannot be opened; only {possible} can")
+        if name not in _READ and name not in _ONLY and name not in _CHANGE_NOTHING:
+            raise RunError(
+                f"{file}: {name} {value!r} is not known, and may change what the model computes; remove it if it "
+                "does not"
+            )
+    return {name: _typed(name, given.get(name, default), kind, file) for name, (kind, default) in _READ.items()}
+
+
+def _typed(name: str, value: Any, kind: type, file: Path) -> Any:
+    if type(value) is int and value >= _TOO_MANY:
+        raise RunError(f"{file}: {name} {value} is more than any model has")
+    if kind is float and type(value) is int:
+        value = float(value)
+    sound = type(value) is kind and not (isinstance(value, float) and not math.isfinite(value))
+    if not sound and not (name == "n_inner" and value is None):
+        raise RunError(f"{file}: {name} {value!r} should be {kind.__name__}")
+    if name == "n_inner" and value is not None and value < 1:
+        raise RunError(f"{file}: n_inner {value} is not possible; it must be at least 1, or null for 4 x n_embd")
+    if name == "activation_function" and value not in ACTIVATIONS:
+        raise RunError(f"{file}: activation_function {value!r} is not known; known: {', '.join(ACTIVATIONS)}")
+    return value
+
+
+def write(config: ModelConfig, eot_id: int | None = None) -> dict[str, Any]:
+    """What `config.json` says of a model. Raises ConfigError as `Layout.require` does."""
+    LAYOUT.require(config)
+    config = config.resolved()
+    theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
+    return {
+        "activation_function": theirs[config.activation],
+        "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": config.attn_dropout,
+        "bos_token_id": eot_id,
+        "dtype": "float32",
+        "embd_pdrop": config.embd_dropout,
+        "eos_token_id": eot_id,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": config.norm_eps,
+        "model_type": "gpt2",
+        "n_embd": config.d_model,
+        "n_head": config.n_head,
+        "n_inner": None if config.d_mlp == 4 * config.d_model else config.d_mlp,
+        "n_layer": config.n_layer,
+        "n_positions": config.n_ctx,
+        "resid_pdrop": config.attn_out_dropout,
+        "scale_attn_by_inverse_layer_idx": config.attn_scale_by_depth,
+        "scale_attn_weights": config.attn_scale == config.d_head**-0.5,
+        "tie_word_embeddings": config.tie_embeddings,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def left_out(config: ModelConfig) -> list[str]:
+    """What a model has and the layout has not, without which it computes the same; one sentence each."""
+    config = config.resolved()
+    said = []
+    if config.mlp_dropout:
+        said.append(f"mlp_dropout {config.mlp_dropout:g} is left out: the layout has no dropout inside the MLP")
+    if config.mlp_out_dropout != config.attn_out_dropout:
+        said.append(
+            f"mlp_out_dropout {config.mlp_out_dropout:g} becomes {config.attn_out_dropout:g}, as attn_out_dropout: the "
+            "layout has one number for both"
+        )
+    if not config.bias:
+        said.append("biases are written as zeros: the layout always has them")
+    return said

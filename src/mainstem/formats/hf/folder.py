@@ -1,0 +1,208 @@
+"""A folder in Hugging Face's GPT-2 layout: opened as a model of ours, and written. Nothing in it is ever run.
+
+Weights are read from safetensors alone, in one file or in shards. Source of the layout: the `transformers` library's
+GPT2LMHeadModel, whose block matrices are kept as (inputs, outputs).
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mainstem.config import ModelConfig
+from mainstem.counts import parameters
+from mainstem.durable import read_json, to_json, unused, whole_folder
+from mainstem.errors import RunError
+from mainstem.formats.hf import config as configs
+from mainstem.formats.hf import tokenizer as tokenizers
+from mainstem.formats.keys import KeyMap, weights
+from mainstem.formats.vocabulary import check, trimmed
+from mainstem.model.gpt import GPT
+from mainstem.text.tokenizer import Tokenizer
+from mainstem.training.checkpoint import CARD, MODEL, write_tensors
+
+INDEX, GENERATION = "model.safetensors.index.json", "generation_config.json"
+SHARD = 5_000_000_000
+"""Bytes of a file of weights, at most, unless one tensor alone is larger."""
+_MATRICES = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+KEYS = KeyMap(
+    {
+        "wte": "transformer.wte", "wpe": "transformer.wpe", "ln_f": "transformer.ln_f", "lm_head": "lm_head",
+        "blocks.*.res_1.ln_in": "transformer.h.*.ln_1", "blocks.*.res_2.ln_in": "transformer.h.*.ln_2",
+        **{f"blocks.*.{name}": f"transformer.h.*.{name}" for name in _MATRICES},
+    },
+    transposed=[f"blocks.*.{name}" for name in _MATRICES],
+)  # fmt: skip
+_MASK = re.compile(r"^transformer\.h\.\d+\.attn\.(bias|masked_bias)$")
+"""Constants that some versions store beside the weights."""
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+"""What can be opened, as safetensors calls it and as PyTorch does."""
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "pytorch_model.pt")
+
+
+class _Files(Mapping[str, Tensor]):
+    """The tensors of a folder's safetensors by the names of the layout, each read when it is asked for."""
+
+    def __init__(self, folder: Path):
+        self._at: dict[str, tuple[str, object]] = {}  # by the layout's name: the file's own, and the file
+        self.dtypes: set[str] = set()
+        self.weights = 0  # how many numbers
+        for file, keys in _shards(folder).items():
+            try:
+                opened = safe_open(file, framework="pt", device="cpu")
+                held = set(opened.keys())
+            except (SafetensorError, OSError) as error:
+                raise RunError(f"{file}: not readable as safetensors ({error}); fetch the file again") from None
+            for key in sorted(held if keys is None else keys | held):
+                if key not in held or (keys is not None and key not in keys):
+                    where = "it lacks" if key not in held else "it has"
+                    raise RunError(f"{file}: {where} {key}, and {INDEX} says otherwise; fetch both again")
+                name = key if key.startswith(("transformer.", "lm_head.")) else f"transformer.{key}"
+                if name in self._at:
+                    raise RunError(f"{file}: {key} is there twice, with `transformer.` and without; remove one")
+                if _MASK.match(name):
+                    continue
+                header = opened.get_slice(key)
+                if header.get_dtype() not in _DTYPES:
+                    raise RunError(f"{file}: {key} is {header.get_dtype()}; only {', '.join(_DTYPES)} can be opened")
+                self._at[name] = key, opened
+                self.dtypes.add(_DTYPES[header.get_dtype()])
+                self.weights += math.prod(header.get_shape())
+
+    def __getitem__(self, name: str) -> Tensor:
+        key, opened = self._at[name]
+        return opened.get_tensor(key)  # type: ignore[attr-defined]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def tie(self) -> None:
+        """Have the embedding alone; who writes the matrix that the two share once may have written the unembedding."""
+        head = self._at.pop("lm_head.weight", None)
+        if head is not None:
+            self._at.setdefault("transformer.wte.weight", head)
+
+
+def _shards(folder: Path) -> dict[Path, set[str] | None]:
+    """The files that hold the weights, each with the keys that an index says it has; None without one."""
+    if (folder / MODEL).is_file():
+        return {folder / MODEL: None}
+    index = folder / INDEX
+    if not index.is_file():
+        if pickles := [name for name in _PICKLES if (folder / name).is_file()]:
+            raise RunError(
+                f"{folder / pickles[0]}: a pickle, which can run any code when it is opened, so it is not; save the "
+                f"model as {MODEL}"
+            )
+        raise RunError(f"{folder / MODEL}: not found; the folder has a {configs.CONFIG} and no weights")
+    said = read_json(index)
+    places = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(places, dict) or not places:
+        raise RunError(f"{index}: no weight_map that names the file of each tensor; fetch the file again")
+    found: dict[Path, set[str] | None] = {}
+    for key, name in places.items():
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise RunError(f"{index}: {key} is said to be in {name!r}; only safetensors files beside it are opened")
+        if not (folder / name).is_file():
+            raise RunError(f"{folder / name}: not found, and {INDEX} says that {key} is in it; fetch the file")
+        keys = found.setdefault(folder / name, set())
+        assert keys is not None
+        keys.add(key)
+    return found
+
+
+def load(folder: Path, notice: Callable[[str], None] = lambda text: None) -> tuple[GPT, Tokenizer | None]:
+    """Open a folder: the model in evaluation mode, float32, on the CPU, and the tokenizer; None where it has none.
+
+    `notice` is told of weights that were stored in another precision. Raises UserError, which names the file and the
+    field or tensor, for whatever cannot be represented or is damaged.
+    """
+    config, tokenizer = configs.read(folder), tokenizers.read(folder)
+    if tokenizer is not None:
+        check(config.vocab_size, tokenizer, folder)
+    files = _Files(folder)
+    if config.tie_embeddings:
+        if {"lm_head.weight", "transformer.wte.weight"} <= set(files) and not files["lm_head.weight"].equal(
+            files["transformer.wte.weight"]
+        ):
+            raise RunError(
+                f"{folder}: lm_head.weight is not wte.weight, and {configs.CONFIG} ties them; set "
+                "tie_word_embeddings to false, or remove lm_head.weight"
+            )
+        files.tie()
+    _require_size(config, files.weights, folder)
+    model = GPT(config)
+    KEYS.fill(model, files, folder)
+    if others := sorted(files.dtypes - {"float32"}):
+        how = " and rounded" if "float64" in others else ", exactly"
+        notice(f"{folder}: stored as {', '.join(others)}; opened as float32{how}")
+    return model.eval(), tokenizer
+
+
+def _require_size(config: ModelConfig, weights: int, folder: Path) -> None:
+    """RunError before a model is built that is far larger than its weights; `fill` names what differs by less."""
+    one = parameters(config.replace(n_layer=1))
+    wanted = one.total + (config.n_layer - 1) * one.blocks
+    if wanted > 2 * weights + 1_000_000:
+        raise RunError(
+            f"{folder / configs.CONFIG}: a model of its sizes has {wanted:,} parameters, and the folder {weights:,}; "
+            "they do not belong together"
+        )
+
+
+def write(folder: Path, model: GPT, tokenizer: Tokenizer | None, card: str | None = None, shard: int = SHARD) -> None:
+    """Write a folder that `transformers` opens, whole or not at all; rows past the tokenizer's ids are left out.
+
+    Args:
+        folder: where; nothing may be there yet, or an empty folder.
+        model: any that the layout holds; narrow matrices are widened to float32.
+        tokenizer: written with it, if there is one.
+        card: the text of its README.md.
+        shard: bytes of weights a file, at most.
+
+    Raises ConfigError as `Layout.require` does, RunError where the folder is in use, TrainingFailed on a full disk.
+    """
+    unused(folder)
+    model_size = model.config.vocab_size if tokenizer is None else check(model.config.vocab_size, tokenizer, folder)
+    config = model.config.replace(vocab_size=model_size)
+    eot_id = None if tokenizer is None else tokenizer.eot_id
+    said = configs.write(config, eot_id)
+    tensors = KEYS.write(trimmed(weights(model), model_size))
+    with whole_folder(folder, manifest=False) as temporary:
+        (temporary / configs.CONFIG).write_text(to_json(said, indent=2), encoding="utf-8")
+        (temporary / GENERATION).write_text(
+            to_json(dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), eot_id)), encoding="utf-8"
+        )
+        _write_weights(temporary, tensors, shard)
+        if tokenizer is not None:
+            tokenizers.write(temporary, tokenizer, config.n_ctx)
+        if card is not None:
+            (temporary / CARD).write_text(card, encoding="utf-8")
+
+
+def _write_weights(folder: Path, tensors: dict[str, Tensor], most: int) -> None:
+    """One file, or shards of at most so many bytes and their index."""
+    shards: list[dict[str, Tensor]] = [{}]
+    room = most
+    for name, tensor in tensors.items():
+        if tensor.nbytes > room and shards[-1]:
+            shards.append({})
+            room = most
+        shards[-1][name] = tensor
+        room -= tensor.nbytes
+    if len(shards) == 1:
+        write_tensors(folder / MODEL, shards[0], {"format": "pt"})
+        return
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_tensors(folder / file, shard, {"format": "pt"})
+        places |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())}, "weight_map": places}
+    (folder / INDEX).write_text(to_json(index, indent=2), encoding="utf-8")

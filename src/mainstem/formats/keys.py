@@ -1,0 +1,61 @@
+"""Another program's names for our tensors: one table a format, read in both directions."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from mainstem.model.gpt import GPT
+from mainstem.training import checkpoint
+
+_BLOCK = re.compile(r"^blocks\.(\d+)\.")
+
+
+def weights(model: GPT) -> dict[str, Tensor]:
+    """Every weight and bias by our names as a model of GPT-2's form computes with it, float32.
+
+    Narrow matrices are widened, a tied one is there once, and a bias that the model does not have is zeros.
+    """
+    return {name: tensor.detach().float() for name, tensor in _weights(model)}
+
+
+def _weights(model: GPT) -> Iterator[tuple[str, Tensor]]:
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.Linear, nn.LayerNorm)):
+            if name == "lm_head" and model.config.tie_embeddings:
+                continue
+            yield f"{name}.weight", module.weight
+            if not isinstance(module, nn.Embedding) and name != "lm_head":
+                yield f"{name}.bias", torch.zeros(len(module.weight)) if module.bias is None else module.bias
+
+
+class KeyMap:
+    """Our modules' names to theirs; `*` is a block's number in both.
+
+    Args:
+        modules: ours to theirs.
+        transposed: ours whose matrices they keep as (inputs, outputs).
+    """
+
+    def __init__(self, modules: Mapping[str, str], transposed: Collection[str] = ()):
+        self.modules, self.transposed = dict(modules), frozenset(transposed)
+
+    def theirs(self, name: str) -> str:
+        """Their name of a tensor of ours."""
+        number = _BLOCK.match(name)
+        module, _, kind = _BLOCK.sub("blocks.*.", name).rpartition(".")
+        return f"{self.modules[module]}.{kind}".replace("*", number[1] if number else "")
+
+    def turned(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor of ours as they keep it, or one of theirs as we do."""
+        module = _BLOCK.sub("blocks.*.", name).rpartition(".")[0]
+        return tensor.T if tensor.ndim == 2 and module in self.transposed else tensor
+
+    def write(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors by our names, by theirs."""
+        return {self.theirs(name): self.turned(name, tensor).contiguous() for name, tensor in tensors.items()}
+
+    def fill(self, model: GPT, found: Mapping[str, Tensor], source: object) -> None:
+        """Fill a model with tensors by their names. Raises RunError as `checkpoint.fill` does."""
+        checkpoint.fill(model, found, source, self.theirs, self.turned)

@@ -1,0 +1,25 @@
+"""`load`: any RUN, as a model and its tokenizer."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mainstem.formats.hf import folder as hf
+from mainstem.formats.run import is_foreign
+from mainstem.model.gpt import GPT
+from mainstem.text.tokenizer import Tokenizer
+from mainstem.training import checkpoint
+
+
+def load(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> tuple[GPT, Tokenizer | None]:
+    """Open a RUN: a run folder, a checkpoint, a bundled model's name, or a folder in Hugging Face's GPT-2 layout.
+
+    Nothing in it is run: weights are safetensors, all else is JSON or text, and nothing is written.
+
+    Args:
+        run: what to open. Of a run folder it is the best checkpoint if there is one, else the last.
+        notice: told of damaged checkpoints that were passed over, and of weights stored in another precision.
+
+    Returns the model in evaluation mode, on the CPU, and the tokenizer; None where the folder has none. Raises
+    UserError, which names the file, for what is damaged or cannot be represented.
+    """
+    return hf.load(Path(run), notice) if is_foreign(run) else checkpoint.load(run, notice)

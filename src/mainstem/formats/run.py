@@ -1,0 +1,66 @@
+"""What a RUN is: a run of ours, a checkpoint, a bundled model, or a folder in Hugging Face's layout. No torch."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from mainstem.config import ModelConfig
+from mainstem.errors import RunError
+from mainstem.formats.hf import config as hf_config
+from mainstem.formats.hf import tokenizer as hf_tokenizer
+from mainstem.text import tokenizer as tokenizers
+from mainstem.text.tokenizer import Tokenizer
+from mainstem.text.tokens import TOKENIZER
+from mainstem.training import folder
+
+
+def is_foreign(run: Path | str) -> bool:
+    """Whether it is a folder of another program: it has a `config.json` or weights, and nothing of ours."""
+    path = Path(run)
+    ours = any((path / name).exists() for name in ("run.json", "manifest.json", "checkpoints"))
+    if ours or not path.is_dir():
+        return False
+    if not (path / hf_config.CONFIG).is_file():
+        return any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
+    try:
+        said = json.loads((path / hf_config.CONFIG).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return True
+    return not (isinstance(said, dict) and "format" in said)  # that one is ours, and has lost its manifest
+
+
+def find(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> Path:
+    """The folder whose weights a RUN means. Raises RunError where there is none that can be opened.
+
+    `notice` is told of damaged checkpoints that were passed over.
+    """
+    return Path(run) if is_foreign(run) else folder.resolve(run, notice)
+
+
+def model_config(run: Path | str) -> ModelConfig:
+    """The model's config of a RUN, without reading its weights."""
+    return hf_config.read(Path(run)) if is_foreign(run) else folder.model_config(run)
+
+
+def has_tokenizer(run: Path | str) -> bool:
+    """Whether a RUN has the files of one; they may still be damaged."""
+    path = find(run)
+    return any((path / name).is_file() for name in (TOKENIZER, hf_tokenizer.VOCABULARY))
+
+
+def tokenizer(name: Path | str) -> Tokenizer:
+    """The tokenizer of a RUN, a prepared folder, a folder with GPT-2's two files, or a file itself.
+
+    Raises DataError or RunError for what is none, and for a RUN without one.
+    """
+    path = Path(name)
+    if path.is_dir() and (is_foreign(path) or (path / hf_tokenizer.VOCABULARY).is_file()):
+        found = hf_tokenizer.read(path)
+        if found is None:
+            raise RunError(f"{path}: no tokenizer.json, and no vocab.json with merges.txt")
+        return found
+    if path.is_dir() and (path / "data" / TOKENIZER).is_file():
+        path = path / "data"
+    elif str(name) in folder.BUNDLED or (path.is_dir() and not (path / TOKENIZER).is_file()):
+        path = folder.resolve(name)
+    return tokenizers.load(path / TOKENIZER if path.is_dir() else path)

@@ -1,0 +1,206 @@
+"""`mainstem export` and `import hf`; and every verb that takes a RUN, on a folder in Hugging Face's layout."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from mainstem.formats.load import load
+from mainstem.training import checkpoint
+
+GREEDY = ("--temperature", "0", "--max-new-tokens", "8", "--json")
+
+
+@pytest.fixture
+def run(small_run, tmp_path):
+    """A copy of a small run."""
+    return Path(shutil.copytree(small_run, tmp_path / "모델"))
+
+
+@pytest.fixture
+def folder(mainstem, run):
+    """The same model in Hugging Face's layout, read-only and with everything in it noted."""
+    assert mainstem("export", "hf", run, "--out", "hf").code == 0
+    before = {path.name: path.read_bytes() for path in Path("hf").iterdir()}
+    yield "hf"
+    assert {path.name: path.read_bytes() for path in Path("hf").iterdir()} == before
+
+
+def test_hf_says_what_is_there_and_what_to_type(mainstem, run):
+    result = mainstem("export", "hf", run, "--out", "hf", "--json")
+    assert set(result.json["files"]) == {path.name for path in Path("hf").iterdir()} == {
+        "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
+    }  # fmt: skip
+    assert result.json["bytes"] == sum(path.stat().st_size for path in Path("hf").iterdir())
+    said = mainstem("export", "hf", run, "--out", "again").out
+    assert 'mainstem generate again "your prompt"' in said
+    assert all(len(line) <= 80 for line in said.splitlines())
+
+
+def test_weights_go_into_shards(mainstem, run):
+    assert mainstem("export", "hf", run, "--out", "hf", "--shard-mb", "0").code == 2
+    assert mainstem("export", "hf", run, "--out", "hf", "--shard-mb", "1").code == 0
+    assert Path("hf/model.safetensors").is_file()
+
+
+def test_the_card_says_what_is_known(mainstem, run):
+    mainstem("export", "hf", run, "--out", "hf")
+    card = Path("hf/README.md").read_text(encoding="utf-8")
+    settings = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    passport = json.loads((run / "data/passport.json").read_text(encoding="utf-8"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if row["kind"] == "eval"][-1]
+    for fact in (
+        passport["sources"][0]["sha256"], f"{passport['counts']['tokens']:,} tokens", "not recorded",
+        f"{last['bits_per_byte']:.4f} bits per byte", settings["software"]["commit"], settings["software"]["torch"],
+        "mainstem train '모델' --preset tiny --data", f"--steps {settings['train']['steps']}",
+        "library_name: transformers",
+    ):  # fmt: skip
+        assert fact in card, fact
+    assert str(run.parent) not in card
+
+
+def test_a_card_goes_on_with_the_model(mainstem, folder):
+    Path("theirs").mkdir()
+    for path in Path(folder).iterdir():
+        shutil.copy(path, "theirs")
+    Path("theirs/README.md").write_text("---\nlicense: cc-by-4.0\n---\n# 시냇물\n\n어제 만들었다.\n", encoding="utf-8")
+    assert mainstem("export", "hf", "theirs", "--out", "on").code == 0
+    card = Path("on/README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlicense: cc-by-4.0\n")
+    assert "어제 만들었다." in card
+    assert "not recorded" not in card
+
+
+@pytest.mark.parametrize("weights", [None, "bf16", "int8"])
+def test_safetensors_are_the_model_alone(mainstem, run, weights):
+    flags = [] if weights is None else ["--dtype", weights]
+    said = mainstem("export", "safetensors", run, "--out", "st", *flags, "--json").json
+    assert set(said["files"]) == {
+        "README.md", "config.json", "manifest.json", "model.safetensors", "state.json", "tokenizer.json"
+    }  # fmt: skip
+    assert said["weights"] == (weights or "fp32")
+    share = said["weights_bytes"]["after"] / said["weights_bytes"]["before"]
+    assert share == 1 if weights is None else share < {"bf16": 0.6, "int8": 0.4}[weights]
+    flags = [] if weights is None else ["--dtype", weights]
+    assert mainstem("generate", "st", "강물이", *GREEDY).json["text"] == (
+        mainstem("generate", run, "강물이", *flags, *GREEDY).json["text"]
+    )
+    narrower = "bf16" if weights == "int8" else "int8"
+    other = mainstem("export", "safetensors", "st", "--out", "other", "--dtype", narrower)
+    assert (other.code == 0) == (weights is None)
+
+
+def test_gguf_is_one_file(mainstem, run):
+    pytest.importorskip("gguf", reason="the package gguf writes GGUF files: pip install 'mainstem[gguf]'")
+    sizes = {}
+    for dtype in ("f32", "f16"):
+        result = mainstem("export", "gguf", run, "--out", "모델.gguf", "--dtype", dtype, "--json")
+        sizes[dtype] = result.json["bytes"]
+        assert "llama.cpp splits text by GPT-2's pattern" in result.err
+    assert sizes["f16"] < 0.8 * sizes["f32"]
+    assert [path.name for path in Path().glob("*.gguf*")] == ["모델.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("hf", "RUN", "--out", "taken"), "taken: it is there already; choose another name, or remove it"),
+        (("safetensors", "RUN", "--out", "taken"), "taken: it is there already"),
+        (("gguf", "RUN", "--out", "taken"), "taken: it is there and is not a file"),
+        (("gguf", "RUN", "--out", "gone/x.gguf"), "gone: no such folder; make it first"),
+        (("hf", "nowhere", "--out", "x"), "nowhere: not found"),
+        (("hf", "RUN"), "--out"),
+        (("gpt4", "RUN"), "export: unknown format 'gpt4'"),
+    ],
+)
+def test_a_bad_line_writes_nothing(mainstem, run, line, said):
+    Path("taken").mkdir()
+    Path("taken/mine.txt").write_text("mine")
+    before = sorted(Path().rglob("*"))
+    result = mainstem("export", *(run if word == "RUN" else word for word in line))
+    assert result.code == 2
+    assert said in result.err
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("form", ["hf", "gguf"])
+def test_what_a_format_cannot_hold_is_named(mainstem, shape, form):
+    line = ["--model.residual", "post", "--model.position", "rotary", "--model.lm-head-bias"]
+    assert mainstem("train", "other", *shape, *line).code == 0
+    result = mainstem("export", form, "other", "--out", "out")
+    assert result.code == 2
+    for word in ("residual 'post'", "position 'rotary'", "lm_head_bias True", "mainstem export safetensors"):
+        assert word in result.err
+    assert not Path("out").exists()
+    assert mainstem("export", "safetensors", "other", "--out", "out").code == 0
+
+
+def test_a_folder_comes_back_as_a_run(mainstem, run, folder):
+    assert mainstem("import", "hf", folder, "--out", "again").code == 0
+    ours, back = load(run)[0], load("again")[0]
+    assert ours.config == back.config
+    best = checkpoint.folder.resolve(run)
+    assert (best / checkpoint.MODEL).read_bytes() == Path("again", checkpoint.MODEL).read_bytes()
+    for wrong in (run, "nowhere"):
+        assert mainstem("import", "hf", wrong, "--out", "x").code == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("info", "RUN"),
+        ("doctor", "RUN"),
+        ("generate", "RUN", "강물이", "--max-new-tokens", "4"),
+        ("tokenizer", "encode", "RUN", "강물이"),
+        ("inspect", "stream", "RUN", "강물이 바다로"),
+        ("inspect", "token", "RUN", "강물이 바다로"),
+        ("inspect", "lens", "RUN", "강물이 바다로"),
+        ("inspect", "attribution", "RUN", "강물이 바다로"),
+        ("inspect", "flow", "RUN", "강물이 바다로"),
+        ("inspect", "ablate", "RUN", "강물이 바다로"),
+        ("inspect", "patch", "RUN", "강물이 1", "강물이 2", "--token", "1", "--foil", "2"),
+        ("inspect", "tune", "RUN", "--data", "DATA", "--out", "lens.safetensors", "--steps", "1", "--held-out", "1"),
+        ("circuits", "composition", "RUN"),
+        ("circuits", "overlap", "RUN"),
+        ("circuits", "heads", "RUN", "--sequences", "1"),
+        ("circuits", "virtual", "RUN", "L0H0", "L1H0.K"),
+        ("circuits", "contexts", "RUN", "L1H0", "--data", "DATA", "--windows", "1"),
+        ("circuits", "ngrams", "RUN"),
+        ("export", "safetensors", "RUN", "--out", "out"),
+    ],
+    ids=" ".join,
+)
+def test_every_verb_takes_such_a_folder(mainstem, run, folder, line):
+    """With the same answer, up to the names in it."""
+    said = []
+    for model in (run, folder):
+        shutil.rmtree("out", ignore_errors=True)
+        words = [str({"RUN": model, "DATA": run / "data"}.get(word, word)) for word in line]
+        result = mainstem(*words, "--json")
+        assert result.code == 0, result.err
+        said.append(json.dumps(result.json, ensure_ascii=False).replace(str(model), "RUN"))
+    if line[0] not in ("info", "doctor", "export"):
+        assert said[0] == said[1]
+
+
+def test_training_goes_on_from_such_a_folder(mainstem, run, folder, text):
+    line = ["train", "on", "--init-from", folder, "--data", text, "--steps", "2", "--batch-size", "2"]
+    assert mainstem(*line).code == 0
+    settings = json.loads(Path("on/run.json").read_text())
+    saved = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    assert settings["model"] == saved["model"]
+    tokenizers = [Path(place, "data/tokenizer.json").read_bytes() for place in ("on", run)]
+    assert tokenizers[0] == tokenizers[1]
+    assert mainstem(*line).code == 0  # the same line resumes it
+    moved = load_file(Path("on/checkpoints/step-00000002/model.safetensors"))["ln_f.bias"]
+    assert not moved.equal(load(folder)[0].ln_f.bias)
+
+
+def test_nothing_is_written_beside_a_foreign_model(mainstem, run, folder):
+    result = mainstem("inspect", "tune", folder, "--data", str(run / "data"))
+    assert result.code == 2
+    assert "give --out FILE" in result.err
