@@ -15,8 +15,9 @@ from mainstem.bench.gpt2 import gpt2
 from mainstem.bench.timing import Alternated, alternate, spread
 from mainstem.bench.train import model_of
 from mainstem.config import Sampling
-from mainstem.errors import RunError, UserError
+from mainstem.errors import ConfigError, DataError, RunError, UserError
 from mainstem.formats.load import load
+from mainstem.formats.run import prepared
 from mainstem.generation import compiled
 from mainstem.generation.decoding import stream
 from mainstem.generation.packed import Packed
@@ -149,7 +150,8 @@ def measure(
         run, data: a trained RUN and a prepared folder, on whose held-out text the loss with int8 weights is measured.
         progress: told how many timed calls are done, of how many.
 
-    Raises ConfigError for an unknown shape and for less than one round, RunError without the compiled step.
+    Raises ConfigError for a shape that is unknown or too short and for less than one round, RunError without the
+    compiled step.
     """
     there = compiled.build()
     compiled.load.cache_clear()
@@ -158,6 +160,8 @@ def measure(
     if compiled.load("fp32") is None:
         raise RunError("the compiled step is not there; pip install mainstem[fast], and see that the cache has room")
     model, ids, _ = model_of(shape)
+    if (n_ctx := model.config.n_ctx) < PROMPT + NEW:
+        raise ConfigError(f"shape: {shape} has {n_ctx} positions, and the text takes {PROMPT + NEW}; choose another")
     model.eval()
     prompt = ids[0, :PROMPT].tolist()
     count, total = itertools.count(1), (rounds + 1) * 2 * (len(PAIRS) + 1)
@@ -205,11 +209,12 @@ def measure(
 
 def _losses(run: str, data: str | None) -> dict[str, float]:
     """Nats a token of a run's held-out text, with its own weights and narrow ones."""
-    model, _ = load(run)
-    prepared = tokens.load(Path(data) if data is not None else Path(run) / "data")
-    sizes = tokens.bytes_per_token(prepared.tokenizer)
+    model, tokenizer = load(run)
+    if tokenizer is None:
+        raise DataError(f"{run}: no tokenizer is there, so no text can be read; give another --run")
+    val, sizes = prepared(run, data, tokenizer).val, tokens.bytes_per_token(tokenizer)
     every = {"fp32": model, "bf16": narrow(model, "bf16"), "int8": narrow(model, "int8")}
-    return {name: evaluate(each, prepared.val, sizes).loss for name, each in every.items()}
+    return {name: evaluate(each, val, sizes).loss for name, each in every.items()}
 
 
 def _plain(timed: Alternated, sides: tuple[str, str], times: float) -> dict[str, Any]:

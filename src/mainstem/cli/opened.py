@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from mainstem.model.gpt import GPT
     from mainstem.stream.trace import Trace
-    from mainstem.text.tokens import Prepared
 
 LINE = 80
 """Columns of a terminal."""
@@ -130,20 +129,6 @@ def open_trace(command: Captured, screen: Screen, points: Sequence[str] = ()) ->
     return capture(model, [ids], kept, tokenizer=tokenizer, budget=int(command.budget * 1e9))
 
 
-def prepared(run: str, data: str | None, tokenizer: Tokenizer) -> "Prepared":
-    """The prepared folder `data`, or a run's own wherever it stands. Raises DataError for another tokenizer's."""
-    from mainstem.text import tokens
-    from mainstem.training.folder import RunFolder
-
-    path = Path(data) if data is not None else RunFolder(run).prepared()
-    if path is None:
-        raise DataError(f"{run}: no token files are here; give a folder that `mainstem data` made, as --data FOLDER")
-    found = tokens.load(path)
-    if found.tokenizer.hash != tokenizer.hash:
-        raise DataError(f"{found.path}: its tokenizer is not the run's; prepare it with --tokenizer {run}")
-    return found
-
-
 def held_out(
     run: str,
     data: str | None,
@@ -159,6 +144,7 @@ def held_out(
     """
     import torch
 
+    from mainstem.formats.run import prepared
     from mainstem.text import tokens
 
     if count < 1:

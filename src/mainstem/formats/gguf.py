@@ -127,9 +127,9 @@ def left_out(tokenizer: Tokenizer | None) -> list[str]:
     """What a file does not say, one sentence each."""
     if tokenizer is None:
         return ["no tokenizer: llama.cpp takes ids and gives ids"]
-    if hf_tokenizer.pairs(tokenizer) is None:
+    if not hf_tokenizer.is_near_gpt2(tokenizer):
         return [
-            "llama.cpp splits text by GPT-2's pattern, which is not this tokenizer's: several line ends in a row, "
-            "numbers of more than three digits and very long words may become other ids"
+            "llama.cpp splits text by GPT-2's pattern, which is not this tokenizer's: runs of white space, and "
+            "numbers, may become other ids"
         ]
     return []

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mainstem.config import ModelConfig
-from mainstem.errors import RunError
+from mainstem.errors import DataError, RunError
 from mainstem.formats.hf import config as hf_config
 from mainstem.formats.hf import tokenizer as hf_tokenizer
 from mainstem.text import tokenizer as tokenizers
+from mainstem.text import tokens
 from mainstem.text.tokenizer import Tokenizer
-from mainstem.text.tokens import TOKENIZER
+from mainstem.text.tokens import TOKENIZER, Prepared
 from mainstem.training import folder
 
 
@@ -64,3 +65,14 @@ def tokenizer(name: Path | str) -> Tokenizer:
     elif str(name) in folder.BUNDLED or (path.is_dir() and not (path / TOKENIZER).is_file()):
         path = folder.resolve(name)
     return tokenizers.load(path / TOKENIZER if path.is_dir() else path)
+
+
+def prepared(run: Path | str, data: Path | str | None, tokenizer: Tokenizer) -> Prepared:
+    """The prepared folder `data`, or a run's own wherever it stands. Raises DataError for another tokenizer's."""
+    path = Path(data) if data is not None else folder.RunFolder(run).prepared()
+    if path is None:
+        raise DataError(f"{run}: no token files are here; give a folder that `mainstem data` made, as --data FOLDER")
+    found = tokens.load(path)
+    if found.tokenizer.hash != tokenizer.hash:
+        raise DataError(f"{found.path}: its tokenizer is not the run's; prepare it with --tokenizer {run}")
+    return found

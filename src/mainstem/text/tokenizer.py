@@ -27,15 +27,15 @@ DEFAULT_VOCAB_SIZE = 8192
 
 PROBE = "a 가\n"
 
-# No piece is longer than its bound: BPE's time grows faster than a piece, and its memory with the number of long ones.
+# GPT-2's pattern, which other programs know by its name, but for two things: a mark belongs to its letter, and no piece
+# is longer than its bound, since BPE's time grows faster than a piece, and its memory with the number of long ones.
 # A non-space character followed by white space is always a boundary; `corpus` cuts long texts there and nowhere else.
 PIECES = "|".join(
     [
         r"'(?:s|t|re|ve|m|ll|d)",
         r" ?[\p{L}\p{M}]{1,32}",
-        r" ?\p{N}{1,3}",
+        r" ?\p{N}{1,16}",
         r" ?[^\s\p{L}\p{M}\p{N}]{1,16}",
-        r"\s{0,16}[\r\n]{1,16}",
         r"\s{1,16}(?!\S)",
         r"\s{1,16}",
     ]

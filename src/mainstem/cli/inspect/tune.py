@@ -6,11 +6,12 @@ from pathlib import Path
 
 from mainstem import durable
 from mainstem.cli.inspect.lens import LENS
-from mainstem.cli.opened import Opening, finish, held_out, open_model, prepared
+from mainstem.cli.opened import Opening, finish, held_out, open_model
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
 from mainstem.errors import UserError
+from mainstem.formats.run import prepared
 from mainstem.training.folder import RunFolder
 
 

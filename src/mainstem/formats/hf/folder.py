@@ -100,6 +100,8 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
                 f"{folder / pickles[0]}: a pickle, which can run any code when it is opened, so it is not; save the "
                 f"model as {MODEL}"
             )
+        if any(folder.glob("model-*.safetensors")):
+            raise RunError(f"{index}: not found, and only it says what the files of weights beside it are; fetch it")
         raise RunError(f"{folder / MODEL}: not found; the folder has a {configs.CONFIG} and no weights")
     said = read_json(index)
     places = said.get("weight_map") if isinstance(said, dict) else None

@@ -5,6 +5,7 @@ own pattern.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ TOKENIZER, VOCABULARY, MERGES, ADDED = "tokenizer.json", "vocab.json", "merges.t
 SETTINGS = "tokenizer_config.json"
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 """GPT-2's pattern, then bytes."""
+_BRACKETED = re.compile(r"[<\[].*[>\]]$")
+"""How trainers write what they add to a vocabulary, which no merge makes."""
 _TOO_MANY = 1 << 24
 """Ids; the library keeps room for each up to the largest."""
 _PER_CHARACTER = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
@@ -94,6 +97,9 @@ def _from_pairs(folder: Path) -> Tokenizer:
         if len(pair) != 2 or not {pair[0], pair[1], "".join(pair)} <= ids.keys():
             raise DataError(f"{merges}, line {number}: {line!r} is no pair of tokens of {VOCABULARY}")
         pairs.append(pair)
+    made = {"".join(pair) for pair in pairs}
+    if lost := [token for token in ids if len(token) > 1 and token not in made and not _BRACKETED.match(token)]:
+        raise DataError(f"{merges}: no line makes {lost[0]!r}, a token of {VOCABULARY}; fetch both files again")
     added = _ids(folder / ADDED) if (folder / ADDED).is_file() else {}
     special = {END_OF_TEXT: ids[END_OF_TEXT]} if END_OF_TEXT in ids else {}
     file = _file(_bpe(ids, pairs), _BYTE_LEVEL, {"type": "ByteLevel"}, special | added)
@@ -150,6 +156,17 @@ def pairs(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]] | None:
     ids = dict(said["model"]["vocab"])
     ids |= {token["content"]: token["id"] for token in said["added_tokens"]}
     return ids, merges(tokenizer)
+
+
+def is_near_gpt2(tokenizer: Tokenizer) -> bool:
+    """Whether GPT-2's pattern gives its ids: it is its own, or ours, which only marks and very long pieces tell apart.
+
+    Where nothing is merged, no pattern matters.
+    """
+    splits = json.loads(content(tokenizer))["pre_tokenizer"] or {}
+    first = (splits.get("pretokenizers") or [{}])[0]
+    ours = first.get("pattern") == {"Regex": tokenizers.PIECES}
+    return ours or not merges(tokenizer) or pairs(tokenizer) is not None
 
 
 def merges(tokenizer: Tokenizer) -> list[str]:
