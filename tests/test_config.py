@@ -40,7 +40,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(make, message):
         ({"n_head": 5}, "n_head: 5 heads do not divide d_model 128; choose a divisor or set d_head"),
         ({"position": "rotary", "d_head": 7}, "position: rotary .* d_head must be even; it is 7"),
         ({"position": "rotary", "d_model": 12}, "d_head must be even; it is 3"),
-        ({"n_layer": -1}, "n_layer: -1 is not possible; it must be at least 0"),
+        ({"n_layer": -1}, "n_layer: -1 is not possible; it must be 0 to 65,536"),
         ({"vocab_size": 0}, "vocab_size: 0 is not possible; it must be at least 1"),
         ({"n_ctx": 0}, "n_ctx"),
         ({"n_head": 0}, "n_head"),

@@ -220,3 +220,16 @@ def test_json_for_a_stream_that_is_not_utf8_loses_nothing():
     assert json.loads(durable.to_json(value, encoding="ascii")) == value
     assert durable.to_json(value, encoding="ascii").isascii()
     assert "보았다" in durable.to_json(value, encoding="UTF-8")
+
+
+def test_a_new_folder_takes_nobodys_place(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.chdir(tmp_path / "empty")
+    for path, said in (("../link", "a link"), (".", "the folder that you are in"), ("../file", "there already")):
+        with pytest.raises(RunError, match=said):
+            durable.unused(Path(path))
+    monkeypatch.chdir(tmp_path)
+    assert durable.unused(Path("empty")) == tmp_path.resolve() / "empty"
+    assert durable.unused(Path("new")) == tmp_path.resolve() / "new"

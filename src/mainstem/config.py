@@ -135,7 +135,7 @@ class ModelConfig(Config):
         for field in ("vocab_size", "n_ctx", "n_head", "d_model"):
             self._check(getattr(self, field) >= 1, field, "it must be at least 1")
         self._check(self.vocab_size <= 1 << 31, "vocab_size", "it must be at most 2^31")
-        self._check(self.n_layer >= 0, "n_layer", "it must be at least 0")
+        self._check(0 <= self.n_layer <= 1 << 16, "n_layer", f"it must be 0 to {1 << 16:,}")
         self._check(self.d_head == AUTO or self.d_head >= 1, "d_head", "at least 1, or -1 for d_model / n_head")
         self._check(self.d_mlp >= AUTO, "d_mlp", "at least 0 (attention only), or -1 for the usual width")
         residuals.row(self.residual)

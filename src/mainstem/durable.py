@@ -110,10 +110,12 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def unused(path: Path) -> Path:
-    """A place for a new folder: nothing is there, or an empty folder. Raises RunError otherwise."""
+    """A place for a new folder: nothing is there, or an empty folder that is nobody's. Raises RunError otherwise."""
+    if path.is_symlink() or path.resolve() == Path.cwd():
+        raise RunError(f"{path}: a link, or the folder that you are in; give the name of a new folder")
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise RunError(f"{path}: it is there already; choose another name, or remove it")
-    return path
+    return path.resolve()
 
 
 @contextlib.contextmanager

@@ -195,6 +195,24 @@ def test_files_that_cannot_be_used_are_named(content, said, tmp_path):
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda said: said["model"]["vocab"].update(ab=4 * 10**9), "an id of 4,000,000,000"),
+        (lambda said: said["model"]["vocab"].update(ab=0), "two of its tokens have one id"),
+        (lambda said: said.update(normalizer={"type": "Lowercase"}), "a normalizer of type Lowercase"),
+    ],
+)
+def test_a_vocabulary_that_would_lose_text_is_refused(change, said, tmp_path):
+    model = tokenizers.models.BPE(tokenizer.byte_alphabet() | {"ab": 256}, [("a", "b")])
+    content = json.loads(_foreign(model, tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)))
+    change(content)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(DataError, match=said):
+        tokenizer.load(path)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"none\.json"):
         tokenizer.load(tmp_path / "none.json")

@@ -1,5 +1,6 @@
 """What GPT-2 is, as one of our configs: the form that Hugging Face's folders and GGUF's `gpt2` share. No torch."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,8 @@ class Layout:
             ("attn_scale", scales), ("attn_scale_by_depth", (False, True) if self.by_depth else (False,)),
         ]  # fmt: skip
         for field, possible in rules:
-            if (value := getattr(config, field)) not in possible:
+            value = getattr(config, field)
+            if not any(value == each or (type(value) is float and math.isclose(value, each)) for each in possible):
                 yield field, value, " or ".join(f"{each:g}" if type(each) is float else repr(each) for each in possible)
         if config.d_mlp == 0:
             yield "d_mlp", 0, "an MLP in every block"

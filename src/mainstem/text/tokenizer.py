@@ -24,8 +24,12 @@ END_OF_TEXT = "<|endoftext|>"
 FORMAT = "mainstem-tokenizer/1"
 KINDS = ("bpe", "char", "byte")
 DEFAULT_VOCAB_SIZE = 8192
+MOST = 1 << 24
+"""Tokens of a vocabulary, at most."""
 
 PROBE = "a 가\n"
+KEEP_TEXT = ("NFC",)
+"""Normalizers that write the same characters in another way."""
 
 # GPT-2's pattern, which other programs know by its name, but for two things: a mark belongs to its letter, and no piece
 # is longer than its bound, since BPE's time grows faster than a piece, and its memory with the number of long ones.
@@ -104,6 +108,10 @@ class BPE(Tokenizer):
         self._inner.encode_special_tokens = True  # a user's "<|endoftext|>" is thirteen characters, not a token
         vocabulary = self._inner.get_vocab()
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        if self.vocab_size > MOST:
+            raise DataError(f"an id of {self.vocab_size - 1:,}; ids are below {MOST:,}")
+        if len(set(vocabulary.values())) < len(vocabulary):
+            raise DataError("two of its tokens have one id; each id is one token's")
         self.eot_id = vocabulary.get(END_OF_TEXT)
         self.token_bytes = _token_bytes(json.loads(self._inner.to_str()), self.vocab_size)
         if PROBE.encode() not in self.decode_bytes(self.encode(PROBE)):  # its tokens are bytes, but not its pieces
@@ -204,8 +212,8 @@ def train(kind: str, texts: Iterable[str], vocab_size: int | None = None) -> Tok
     if kind != "bpe":
         raise DataError(f"no tokenizer of kind {kind!r}: {nearest(kind, KINDS)}")
     vocab_size = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
-    if vocab_size > 1 << 24:
-        raise DataError(f"vocab_size {vocab_size:,}: no text fills more than {1 << 24:,} pieces; lower it")
+    if vocab_size > MOST:
+        raise DataError(f"vocab_size {vocab_size:,}: no text fills more than {MOST:,} pieces; lower it")
     if vocab_size < 257:
         raise DataError(f"vocab_size {vocab_size}: a byte-level BPE needs at least 257 (256 bytes, end of text)")
     inner = tokenizers.Tokenizer(models.BPE())
@@ -267,6 +275,8 @@ def _token_bytes(content: dict, vocab_size: int) -> list[bytes]:
     model = content["model"]
     if model["type"] != "BPE":
         raise DataError(f"a {model['type']} tokenizer; only byte-level BPE (GPT-2's kind) can be used")
+    if (normalizer := content["normalizer"]) is not None and normalizer["type"] not in KEEP_TEXT:
+        raise DataError(f"a normalizer of type {normalizer['type']} changes the text; only {KEEP_TEXT[0]} can be used")
     byte_of = byte_alphabet()
     added = {token["id"]: token for token in content["added_tokens"]}
     table = [b""] * vocab_size

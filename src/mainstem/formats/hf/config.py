@@ -152,7 +152,7 @@ def write(config: ModelConfig, eot_id: int | None = None) -> dict[str, Any]:
         "n_positions": config.n_ctx,
         "resid_pdrop": config.attn_out_dropout,
         "scale_attn_by_inverse_layer_idx": config.attn_scale_by_depth,
-        "scale_attn_weights": config.attn_scale == config.d_head**-0.5,
+        "scale_attn_weights": math.isclose(config.attn_scale, config.d_head**-0.5),
         "tie_word_embeddings": config.tie_embeddings,
         "vocab_size": config.vocab_size,
     }

@@ -20,8 +20,6 @@ _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": T
 """GPT-2's pattern, then bytes."""
 _BRACKETED = re.compile(r"[<\[].*[>\]]$")
 """How trainers write what they add to a vocabulary, which no merge makes."""
-_TOO_MANY = 1 << 24
-"""Ids; the library keeps room for each up to the largest."""
 _PER_CHARACTER = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
 
 
@@ -77,7 +75,7 @@ def _characters(file: Path) -> Tokenizer | None:
 def _ids(file: Path) -> dict[str, int]:
     """Tokens and the id of each. DataError for a file that holds something else."""
     said = _json(file)
-    sound = isinstance(said, dict) and all(type(i) is int and 0 <= i < _TOO_MANY for i in said.values())
+    sound = isinstance(said, dict) and all(type(i) is int and 0 <= i < tokenizers.MOST for i in said.values())
     if not sound or len(set(said.values())) < len(said):
         raise DataError(f"{file}: no tokens; it should be one JSON object, each with an id of its own, from 0 on")
     return said
