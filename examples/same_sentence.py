@@ -1,7 +1,7 @@
 """One model, three programs, one sentence: `python examples/same_sentence.py RUN "ROMEO:"`.
 
 The model is exported for transformers and for llama.cpp, and each goes on with the prompt greedily. A program that is
-not installed is left out (`pip install transformers`; `pip install 'mainstem[gguf,llama]'`).
+not installed is left out (`pip install transformers`; `pip install 'mainstem[gguf,llama]'`); at least one has to be.
 """
 
 import sys
@@ -20,6 +20,8 @@ def say(run: str, prompt: str, place: Path) -> Iterator[tuple[str, str]]:
     """Each program, and what it says; the files are written into `place`."""
     model, tokenizer = ms.load(run)
     count = min(TOKENS, model.config.n_ctx - len(tokenizer.encode(prompt)))  # only ours goes on past the context
+    if count < 1:
+        sys.exit(f"the prompt fills the context of {model.config.n_ctx} tokens; shorten it")
     yield "mainstem", ms.generate(model, tokenizer, prompt, max_new_tokens=count, sampling=ms.Sampling(temperature=0))
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -30,7 +32,7 @@ def say(run: str, prompt: str, place: Path) -> Iterator[tuple[str, str]]:
         theirs, words = AutoModelForCausalLM.from_pretrained(place / "hf"), AutoTokenizer.from_pretrained(place / "hf")
         given = words(prompt, return_tensors="pt")
         ids = theirs.generate(**given, max_new_tokens=count, do_sample=False)[0, given.input_ids.shape[1] :]
-        yield "transformers", words.decode(ids)
+        yield "transformers", words.decode(ids, skip_special_tokens=True)
     try:
         from llama_cpp import Llama
     except ImportError:
@@ -47,9 +49,9 @@ def main(run: str, prompt: str) -> bool:
     """Print what each says; whether it is the same."""
     with tempfile.TemporaryDirectory() as place:
         said = dict(say(run, prompt, Path(place)))
-    for program, text in said.items():
-        print(f"{program:<14}{prompt + text!r}")
-    same = len(set(said.values())) == 1
+    for program in ("mainstem", "transformers", "llama.cpp"):
+        print(f"{program:<14}{prompt + said[program]!r}" if program in said else f"{program:<14}is not installed")
+    same = len(said) > 1 and len(set(said.values())) == 1
     print("the same" if same else "not the same")
     return same
 

@@ -27,7 +27,7 @@ def cut(data: Prepared, train: int = 16 * (8 * EPOCH + 1), val: int = 150) -> Pr
 
 
 def training(
-    path: Path | str, data: Prepared, *, model: dict[str, Any] | None = None, init_from: Any = None,
+    path: Path | str, data: Prepared, *, model: dict[str, Any] | None = None, init_from: Path | str | None = None,
     extend: bool = False, should_stop: Callable[[], None] = lambda: None, **pace: Any,
 ) -> Training:  # fmt: skip
     """A run of SHAPE at PACE, with changes."""

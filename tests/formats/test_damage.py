@@ -58,7 +58,7 @@ def folders(root):
     """A RUN of each kind, by name."""
     checkpoint.save(root / "ours", MODEL, BPE, card="# A card\n")
     hf.write(root / "single", MODEL, BPE, card="# A card\n")
-    hf.write(root / "shards", MODEL, BPE, shard=8_000)
+    hf.write(root / "shards", MODEL, BPE, max_shard_size=8_000)
     hf.write(root / "characters", MODEL, LETTERS)
     shutil.copytree(root / "single", root / "pair")
     (root / "pair" / "tokenizer.json").unlink()

@@ -82,7 +82,7 @@ def test_matrices_are_rounded_as_asked_and_nothing_else_is(tmp_path, dtype, kind
         elif dtype == "f16":
             assert torch.equal(tensors[key], tensor.half().float())
         else:
-            groups, found = (each.unflatten(1, (-1, gguf.GROUP)) for each in (tensor, tensors[key]))
+            groups, found = (each.unflatten(1, (-1, gguf.BLOCK_SIZE)) for each in (tensor, tensors[key]))
             step = groups.abs().amax(-1, keepdim=True) / 127
             assert ((found - groups).abs() <= (0.5 + 127 / 2048) * step).all()  # the step itself is kept as a half
     assert said["general.file_type"] == package.LlamaFileType[f"MOSTLY_{kind}"]
@@ -112,14 +112,45 @@ def test_what_a_file_says_of_itself(tmp_path, tied):
 def test_the_tokenizer_is_inside(tmp_path, tokenizer):
     """Every piece in GPT-2's letters for bytes; merges in order, each of two tokens that make a third."""
     _, _, said = written(tmp_path, made(vocab_size=tokenizer.vocab_size), tokenizer)
-    pieces, merges = said["tokenizer.ggml.tokens"], said.get("tokenizer.ggml.merges", [])
+    pieces, merges = said["tokenizer.ggml.tokens"], said["tokenizer.ggml.merges"]
     byte_of = tokenizers.byte_alphabet()
     assert [bytes(byte_of[c] for c in piece) for piece in pieces[:-1]] == tokenizer.token_bytes[:-1]
     assert pieces[-1] == END_OF_TEXT
     kinds = package.TokenType
     assert said["tokenizer.ggml.token_type"] == [kinds.NORMAL] * (len(pieces) - 1) + [kinds.CONTROL]
-    assert len(merges) == len(pieces) - 257
-    assert ["".join(pair.split(" ")) for pair in merges] == pieces[256:-1] if tokenizer is BPE else merges == []
+    if tokenizer is BPE:
+        assert ["".join(pair.split(" ")) for pair in merges] == pieces[256:-1]
+    else:  # llama.cpp wants one, and no text has this one's parts as single characters
+        assert merges == [f"{END_OF_TEXT} {END_OF_TEXT}"]
+
+
+def test_added_tokens_keep_their_names_and_kinds(tmp_path):
+    """Special, and found in a text as it is written."""
+    said = json.loads(BPE.file)
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    for i, name, special in ((290, "<|im_start|>", True), (291, "강물", False)):
+        said["added_tokens"].append({"id": i, "content": name, **plain, "special": special})
+    kinds, tokenizer = package.TokenType, tokenizers.BPE(json.dumps(said))
+    _, _, found = written(tmp_path, made(vocab_size=292), tokenizer)
+    assert found["tokenizer.ggml.tokens"][289:] == [END_OF_TEXT, "<|im_start|>", "강물"]
+    assert found["tokenizer.ggml.token_type"][289:] == [kinds.CONTROL, kinds.CONTROL, kinds.USER_DEFINED]
+
+
+def test_a_tokenizer_without_an_end_of_text_is_refused(tmp_path):
+    said = json.loads(BPE.file)
+    said["added_tokens"] = []
+    with pytest.raises(DataError, match=r"llama\.cpp would take id 11"):
+        written(tmp_path, made(vocab_size=289), tokenizers.BPE(json.dumps(said)))
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("f16", 7e4), ("q8_0", 1e7)])
+def test_a_weight_that_a_dtype_cannot_hold_is_refused(tmp_path, dtype, largest):
+    model = made(**GROUPS)
+    with torch.no_grad():
+        model.blocks[1].mlp.c_fc.weight[3, 2] = largest
+    with pytest.raises(ConfigError, match=r"dtype: blk\.1\.ffn_up\.weight has .* take f32"):
+        gguf.write(tmp_path / "out.gguf", model, None, dtype)
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_a_tokenizer_a_file_takes_ids(tmp_path):
@@ -178,7 +209,7 @@ def test_the_demos_form_is_held_and_two_presets_are_not():
 
 @pytest.mark.parametrize(("field", "width"), [("d_model", 48), ("d_mlp", 100)])
 def test_rows_that_are_no_whole_groups_are_refused(tmp_path, field, width):
-    with pytest.raises(ConfigError, match=rf"dtype: q8_0 groups 32 weights, and a row here has {width}; take f16"):
+    with pytest.raises(ConfigError, match=rf"q8_0 stores blocks of 32 weights, and a row here has {width}; take f16"):
         gguf.write(tmp_path / "out.gguf", made(**GROUPS | {field: width}), None, "q8_0")
     with pytest.raises(ConfigError, match=r"dtype: unknown value 'q8'; did you mean 'q8_0'"):
         gguf.write(tmp_path / "out.gguf", made(), None, "q8")
@@ -232,7 +263,8 @@ def test_what_a_file_does_not_say_is_told():
     assert gguf.left_out(BPE) == gguf.left_out(Bytes()) == []
     file = json.loads(BPE.file)
     file["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": r" ?\p{L}+|\p{N}|\S|\s"}
-    assert "GPT-2's pattern, which is not this tokenizer's" in gguf.left_out(tokenizers.BPE(json.dumps(file)))[0]
+    (note,) = gguf.left_out(tokenizers.BPE(json.dumps(file)))
+    assert "GPT-2's pattern and merges, which are not this tokenizer's" in note
 
 
 @pytest.mark.parametrize("tied", [True, False])

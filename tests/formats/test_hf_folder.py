@@ -105,7 +105,7 @@ def test_an_export_opens_there_and_says_the_same(tmp_path, tokenizer, tied):
 @pytest.mark.parametrize("tied", [True, False])
 def test_shards_come_back(tmp_path, tied):
     model = float32(small(tie_embeddings=tied))
-    hf.write(tmp_path / "out", model, None, shard=2_000)
+    hf.write(tmp_path / "out", model, None, max_shard_size=2_000)
     index = theirs.said(tmp_path / "out", hf.INDEX)
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 3
@@ -189,7 +189,7 @@ def test_a_disk_that_fills_while_weights_are_written_leaves_nothing(tmp_path, mo
 
     monkeypatch.setattr(checkpoint, "save_file", torn)
     with pytest.raises(TrainingFailed, match="out: no room to write it"):
-        hf.write(tmp_path / "out", float32(small(vocab_size=BPE.vocab_size)), BPE, shard=4_000)
+        hf.write(tmp_path / "out", float32(small(vocab_size=BPE.vocab_size)), BPE, max_shard_size=4_000)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -180,7 +180,65 @@ def test_the_small_pair_is_sound(tmp_path):
     each = hf_tokenizer.read(pair(tmp_path, "a b\r\n"))  # neither a first line nor another's line ends matter
     assert each.encode("abab c") == [256, 256, 32, 99]
     theirs.put(tmp_path, {"<|pad|>": 258}, "added_tokens.json")
+    assert hf_tokenizer.read(tmp_path).token_bytes[256:] == [b"ab", b"", b"<|pad|>"]
+    theirs.put(tmp_path, {"pad_token": "<|pad|>"}, "special_tokens_map.json")
     assert hf_tokenizer.read(tmp_path).token_bytes[256:] == [b"ab", b"", b""]
+
+
+def test_added_tokens_are_those_of_transformers(tmp_path):
+    """Special only where a file says so; any other is found in a text as it is written."""
+    theirs.put(pair(tmp_path), {"river": 258, "<|pad|>": 259}, "added_tokens.json")
+    theirs.put(tmp_path, {"pad_token": "<|pad|>", "tokenizer_class": "GPT2Tokenizer"}, "tokenizer_config.json")
+    ours, other = hf_tokenizer.read(tmp_path), theirs.transformers.GPT2Tokenizer.from_pretrained(tmp_path)
+    text = "ab river ab"
+    assert ours.encode(text) == other(text).input_ids
+    assert ours.decode([258, 259]) == "river"
+
+
+def test_the_end_of_a_text_is_the_folders(tmp_path):
+    """It is kept by our own file, and told in theirs."""
+    ids = byte_alphabet() | {"ab": 256, END_OF_TEXT: 257, "<|end|>": 258}
+    theirs.put(pair(tmp_path), ids, "vocab.json")
+    assert hf_tokenizer.read(tmp_path).eot_id == 257
+    theirs.put(tmp_path, {"eos_token": {"content": "<|end|>", "lstrip": False}}, "tokenizer_config.json")
+    found = hf_tokenizer.read(tmp_path)
+    assert (found.eot_id, found.token_bytes[258]) == (258, b"")
+    found.save(tmp_path / "own.json")
+    assert tokenizer.load(tmp_path / "own.json").eot_id == 258
+    (tmp_path / "out").mkdir()
+    hf_tokenizer.write(tmp_path / "out", found, 8)
+    assert hf_tokenizer.read(tmp_path / "out").hash == found.hash
+    assert theirs.transformers.AutoTokenizer.from_pretrained(tmp_path / "out").eos_token_id == 258
+    theirs.put(tmp_path, {"eos_token": "</s>"}, "tokenizer_config.json")
+    with pytest.raises(DataError, match="eos_token '</s>' is no token"):
+        hf_tokenizer.read(tmp_path)
+
+
+def test_settings_of_a_file_that_change_ids_do_not(tmp_path):
+    """Truncation, padding; dropout and what a post-processor adds are refused."""
+    said = json.loads(BPE.file)
+    said["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    said["padding"] = {
+        "strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+        "pad_token": "!",
+    }  # fmt: skip
+    theirs.put(tmp_path, said, "tokenizer.json")
+    for text in ("a", "강물이 바다로 흐른다"):
+        assert hf_tokenizer.read(tmp_path).encode(text) == BPE.encode(text)
+    single = [{"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    after = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
+    for change, message in (
+        ({"post_processor": after}, "post_processor adds tokens"),
+        ({"model": json.loads(BPE.file)["model"] | {"dropout": 0.1}}, "dropout 0.1"),
+    ):
+        theirs.put(tmp_path, json.loads(BPE.file) | change, "tokenizer.json")
+        with pytest.raises(DataError, match=message):
+            hf_tokenizer.read(tmp_path)
+
+
+def test_bytes_come_back_as_bytes(tmp_path):
+    hf_tokenizer.write(tmp_path, Bytes(), 8)
+    assert hf_tokenizer.read(tmp_path).hash == Bytes().hash == hf_tokenizer.open_file(tmp_path / "tokenizer.json").hash
 
 
 @pytest.mark.parametrize(
@@ -200,8 +258,8 @@ def test_the_small_pair_is_sound(tmp_path):
         ("merges.txt", "#version: 0.2\n\na c\n", "line 3: 'a c' is no pair of tokens of vocab.json"),
         ("merges.txt", "a b \n", "line 1: 'a b ' is no pair"),
         ("added_tokens.json", "[1]", "no tokens"),
-        ("tokenizer_config.json", '{"add_prefix_space": true}', "add_prefix_space puts a space before every text"),
-        ("tokenizer_config.json", "[]", "not settings"),
+        ("tokenizer_config.json", '{"add_prefix_space": true}', "add_prefix_space adds to every text"),
+        ("tokenizer_config.json", "[]", "no settings"),
         ("tokenizer_config.json", "{", "not readable as JSON"),
         ("tokenizer.json", "{", "not readable as JSON"),
     ],

@@ -28,7 +28,7 @@ def folders(tmp_path):
     """The same model in one file and in many."""
     model = build(small(vocab_size=SIZE), torch.float32)
     hf.write(tmp_path / "single", model, letters(SIZE))
-    hf.write(tmp_path / "shards", model, letters(SIZE), shard=3_000)
+    hf.write(tmp_path / "shards", model, letters(SIZE), max_shard_size=3_000)
     return {path.name: path for path in tmp_path.iterdir()}
 
 

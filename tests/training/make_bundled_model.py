@@ -1,7 +1,8 @@
 """Make the bundled model from a run: `make bard` trains the run and calls this with it.
 
 Its matrices are stored as int8, and its held-out loss is measured with them and without. The folder that comes with the
-package is replaced: src/mainstem/training/bundled/NAME, with a card.
+package is replaced: src/mainstem/training/bundled/NAME, with a card, which has the other arguments as sentences of its
+own.
 """
 
 import dataclasses
@@ -24,10 +25,11 @@ USE = "it is for looking inside, trying commands, and going on with a verse; it 
 OPENING = ("import mainstem as ms", "", 'model, tokenizer = ms.load("{name}")')
 
 
-def main(run: str) -> None:
+def main(run: str, *more: str) -> None:
     """Narrow the run's best checkpoint, measure it, write folder and card; an old one is replaced by a sound one."""
     source = folder.resolve(run)
     model, tokenizer = checkpoint.load(source)
+    train, state = folder.checkpoint_settings(source)["train"], read_json(source / checkpoint.STATE)
     if tokenizer is None:
         raise RunError(f"{source}: no tokenizer.json; copy the one of {run}/data")
     prepared, int8 = tokens.load(Path(run) / "data"), narrow(model, "int8")
@@ -40,12 +42,12 @@ def main(run: str) -> None:
         f"held-out loss with them {after.loss:.4f} nats a token, {after.bits_per_byte:.4f} bits per byte; "
         f"{before.loss:.4f} nats before they were narrowed",
         USE,
+        *more,
     ]
     facts = dataclasses.replace(gather(source, model.config, tokenizer), name=name)
     card = markdown(facts, "mainstem", [line.format(name=name) for line in OPENING], notes)
     with tempfile.TemporaryDirectory() as place:
         made = Path(place) / name
-        train, state = folder.checkpoint_settings(source)["train"], read_json(source / checkpoint.STATE)
         checkpoint.save(made, int8, tokenizer, train=train, state=state, card=card)
         size = sum(path.stat().st_size for path in made.iterdir())
         if size > MOST:
@@ -57,6 +59,6 @@ def main(run: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1])
+        main(*sys.argv[1:])
     except UserError as error:
         sys.exit(f"{error}")

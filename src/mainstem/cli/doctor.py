@@ -9,6 +9,7 @@ from mainstem.cli.parse import Positional, parse
 from mainstem.cli.screen import Screen
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import UserError, nearest
+from mainstem.formats.run import is_run
 from mainstem.presets import PRESETS
 from mainstem.text import tokens
 from mainstem.training import doctor
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
         train_tokens = None if place is None else len(tokens.load(place).train)
         findings = doctor.before(model, train, folder.path, train_tokens)
         findings += doctor.after(folder) + doctor.leftovers(folder)
-    elif command.target in PRESETS:
+    elif command.target in PRESETS and not is_run(command.target):
         preset = PRESETS[command.target]
         findings = doctor.before(preset.model, preset.train, Path("runs"), None)
     elif folder.path.exists() or command.target in BUNDLED:

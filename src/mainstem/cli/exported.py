@@ -1,14 +1,17 @@
 """The RUN that is exported, and what is said of what was written; the same for every format."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
+from mainstem import durable
 from mainstem.cli.parse import Positional
 from mainstem.cli.screen import Screen
+from mainstem.cli.signals import stoppable
 from mainstem.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,20 +31,37 @@ class Export:
     """One object on stdout."""
 
 
-def open_run(run: str, screen: Screen) -> tuple["GPT", Tokenizer | None, "Facts"]:
-    """The model, its tokenizer, and what is known of it."""
-    from mainstem.formats.card import gather
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[Callable[[], None]]:
+    """Leftovers of the dead are removed; a signal ends the work between two steps of it, at which this is called."""
+    durable.remove_leftovers(out.parent)
+    with stoppable() as check:
+        yield check
+        check()
+
+
+def open_run(run: str, screen: Screen) -> tuple["GPT", Tokenizer | None]:
+    """The model, and its tokenizer."""
     from mainstem.formats.load import load
 
-    model, tokenizer = load(run, screen.note)
-    return model, tokenizer, gather(run, model.config, tokenizer)
+    return load(run, screen.note)
+
+
+def facts_of(run: str, model: "GPT", tokenizer: Tokenizer | None, trimmed: bool) -> "Facts":
+    """What is known of the model; `trimmed`, of one without rows past its tokenizer's ids."""
+    from mainstem.formats.card import gather
+
+    config = model.config
+    if trimmed and tokenizer is not None:
+        config = config.replace(vocab_size=tokenizer.vocab_size)
+    return gather(run, config, tokenizer)
 
 
 def finish(command: Export, screen: Screen, notes: Sequence[str], nexts: Iterable[str], **facts: Any) -> None:
     """Say what is there now, what was left out, and what to type next."""
     out = Path(command.out)
     files = sorted(out.iterdir()) if out.is_dir() else [out]
-    sizes = {str(file.name): file.stat().st_size for file in files}
+    sizes = {file.name: file.stat().st_size for file in files}
     for note in notes:
         screen.note(note)
     screen.say(f"{out}: {sum(sizes.values()):,} bytes")

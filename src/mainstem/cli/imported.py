@@ -21,7 +21,12 @@ def finish(screen: Screen, source: str, out: str, model: "GPT", tokenizer: Token
     screen.say(f"run folder  {out}")
     if tokenizer is None:
         screen.note(f"{out} has no tokenizer, so it takes ids alone; to generate, put its tokenizer.json inside")
-    else:
-        screen.say(f'next        mainstem generate {shlex.quote(out)} "your prompt"')
+    for line in generating(out, tokenizer):
+        screen.say(f"next        {line}")
     facts = {"parameters": total, "tokenizer": tokenizer.kind if tokenizer is not None else None}
     screen.result({"out": out, "config": config.to_dict(), **facts})
+
+
+def generating(out: str, tokenizer: Tokenizer | None) -> list[str]:
+    """The line that lets a saved model speak; none for one that takes ids alone."""
+    return [] if tokenizer is None else [f'mainstem generate {shlex.quote(out)} "your prompt"']

@@ -15,6 +15,7 @@ from mainstem.config import ModelConfig
 from mainstem.errors import UserError, nearest
 from mainstem.presets import PRESETS
 from mainstem.text.corpus import Source
+from mainstem.training.folder import BUNDLED
 
 __all__ = ["Flat", "Positional", "Reading", "config_of", "parse"]
 
@@ -57,10 +58,10 @@ class Reading:
 
 def config_of(target: str) -> ModelConfig:
     """The model's config of a preset or a RUN, without reading weights. Raises UserError with the nearest preset."""
-    from mainstem.formats.run import model_config
+    from mainstem.formats import run
 
-    if target in PRESETS:
+    if target in PRESETS and not run.is_run(target):  # a folder here comes first
         return PRESETS[target].model
-    if not Path(target).exists():
+    if not Path(target).exists() and target not in BUNDLED:
         raise UserError(f"{target}: neither a preset nor a RUN; {nearest(target, PRESETS)}")
-    return model_config(target)
+    return run.model_config(target)

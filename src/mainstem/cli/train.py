@@ -188,11 +188,10 @@ def _run(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], 
     from mainstem.formats.load import load
     from mainstem.training.loop import Training
 
-    start = None if command.init_from is None else functools.partial(load, command.init_from, note)
     training = Training(
         folder, model, command.train, data,
-        settings={"asked": command.asked()}, init_from=start, extend=command.extend, sample=_sample,
-        should_stop=check,
+        settings={"asked": command.asked()}, init_from=command.init_from, extend=command.extend, sample=_sample,
+        load=functools.partial(load, notice=note), should_stop=check,
     )  # fmt: skip
     try:
         watch(training.events(), command.train.steps, screen, note)

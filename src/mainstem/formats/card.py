@@ -15,11 +15,11 @@ from mainstem.presets import PRESETS
 from mainstem.text.corpus import Source
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import PASSPORT
-from mainstem.training.folder import RunFolder, read_rows, step_of
+from mainstem.training.checkpoint import CARD
+from mainstem.training.folder import RunFolder, read_rows, run_of, step_of
 
-CARD = "README.md"
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
-_LICENCE = re.compile(r"^license: *(.+)$", re.MULTILINE)
+_LICENCE = re.compile(r"^license(?:_name|_link)?:.*(?:\n[ \t-].*)*", re.MULTILINE)
 KINDS = {"bpe": "byte-level BPE", "char": "characters", "byte": "bytes"}
 
 
@@ -28,7 +28,9 @@ class Facts:
     """What is known of a model; a part that nobody recorded is empty."""
 
     name: str
+    """Of the run's folder."""
     config: ModelConfig
+    """Of the model that is written."""
     tokenizer: str
     """In words."""
     settings: Mapping[str, Any]
@@ -38,34 +40,37 @@ class Facts:
     evaluation: Mapping[str, Any]
     """The row of the held-out text at this checkpoint."""
     step: int | None
+    """Of the checkpoint."""
     earlier: str
     """The card that it came with."""
 
     @property
-    def licence(self) -> str | None:
-        """Of the weights, as the earlier card says it."""
+    def licence(self) -> list[str]:
+        """The lines about a licence in the front matter of the earlier card."""
         front = _FRONT.match(self.earlier)
-        found = _LICENCE.search(front[1]) if front else None
-        return found[1].strip() if found else None
+        return _LICENCE.findall(front[1]) if front else []
 
     @property
     def description(self) -> str:
         """One sentence."""
         c = self.config.resolved()
         return (
-            f"A GPT of {c.n_layer} blocks, {c.d_model} wide, {c.n_head} heads of {c.d_head}, {c.n_ctx} positions; "
-            f"residual {c.residual}, norm {c.norm}, activation {c.activation}, positions {c.position}; "
-            f"{counts.parameters(c).total:,} parameters (a tied matrix counts once); vocabulary {c.vocab_size:,} "
-            f"({self.tokenizer})."
+            f"A GPT of {_many(c.n_layer, 'block')}, {c.d_model} wide, {_many(c.n_head, 'head')} of {c.d_head}, "
+            f"{_many(c.n_ctx, 'position')}; residual {c.residual}, norm {c.norm}, activation {c.activation}, positions "
+            f"{c.position}; {_many(counts.parameters(c).total, 'parameter')} (a tied matrix counts once); vocabulary "
+            f"{c.vocab_size:,} ({self.tokenizer})."
         )
 
 
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def gather(run: Path | str, config: ModelConfig, tokenizer: Tokenizer | None) -> Facts:
-    """What the files of a RUN tell about its model."""
+    """What the files of a RUN tell about its model, which is written with this config."""
     place = find(run)
-    inside = place.parent.name == "checkpoints"
-    folder = RunFolder(place.parent.parent if inside else run)
-    step = step_of(place) if inside else None
+    inside = run_of(place)
+    folder, step = (RunFolder(run), None) if inside is None else (inside, step_of(place))
     prepared = folder.prepared()
     rows = [row for row in read_rows(folder.metrics) if row.get("kind") == "eval" and row["step"] == step]
     card = place / CARD
@@ -90,9 +95,8 @@ def markdown(facts: Facts, library: str, opening: Iterable[str], notes: Iterable
         opening: lines of Python that open it.
         notes: what the export left out or changed.
     """
-    licence = [f"license: {facts.licence}"] if facts.licence else []
-    lines = ["---", *licence, f"library_name: {library}", "pipeline_tag: text-generation", "tags:", "- mainstem", "---"]
-    lines += ["", f"# {facts.name}", "", facts.description]
+    lines = ["---", *facts.licence, f"library_name: {library}", "pipeline_tag: text-generation"]
+    lines += ["tags:", "- mainstem", "---", "", f"# {facts.name}", "", facts.description]
     lines += ["", *(f"- {note[0].upper()}{note[1:]}." for note in notes)] if notes else []
     if facts.passport or not facts.earlier:
         lines += ["", "## Text", "", *_text(facts.passport)]
@@ -109,11 +113,11 @@ def _text(passport: Mapping[str, Any]) -> list[str]:
         return ["What it was trained on is not recorded here, nor under which licence that is."]
     rows = [f"| {Path(str(row['name'])).name} | {row['bytes']:,} | `{row['sha256']}` |" for row in passport["sources"]]
     met = passport["counts"]
-    held_out = "a text of its own" if passport["validation"] else "the last tenth"
-    licence = passport["licence"] or "not recorded; who passes the model on has to know it"
+    held_out = "a text of its own" if passport.get("validation") else "the last tenth"
+    licence = passport.get("licence") or "not recorded; who passes the model on has to know it"
     return [
         "| text | bytes | sha256 |", "|---|---|---|", *rows, "",
-        f"{met['documents']:,} documents, {met['tokens']:,} tokens; {held_out} was held out.",
+        f"{_many(met['documents'], 'document')}, {_many(met['tokens'], 'token')}; {held_out} was held out.",
         f"Licence of the text: {licence}.",
     ]  # fmt: skip
 
@@ -124,16 +128,19 @@ def _training(facts: Facts) -> list[str]:
     train = TrainConfig.from_dict(facts.settings["train"])
     n_ctx, done = facts.config.n_ctx, facts.step or train.steps
     lines = [
-        f"{done:,} of {train.steps:,} steps of {train.batch_size} windows of {n_ctx:,} tokens, "
+        f"{done:,} of {_many(train.steps, 'step')} of {_many(train.batch_size, 'window')} of {n_ctx:,} tokens, "
         f"{done * train.batch_size * n_ctx:,} tokens in all; {train.optimizer}, seed {train.seed}.",
     ]
-    if facts.evaluation:
-        nats, bits = facts.evaluation["loss"], facts.evaluation["bits_per_byte"]
+    nats, bits = facts.evaluation.get("loss"), facts.evaluation.get("bits_per_byte")
+    if nats is not None and bits is not None:
         lines += [f"On the held-out text: {nats:.4f} nats a token, {bits:.4f} bits per byte."]
     made = facts.settings.get("software", {}) | facts.settings.get("made_with", {})
     lines += [f"Made with {', '.join(f'{name} {value}' for name, value in made.items())}."] if made else []
-    if (line := command(facts.name, facts.settings.get("asked"))) is not None:
-        lines += ["", "Made again by the same text and", "", "```", line, "```"]
+    asked = facts.settings.get("asked")
+    if asked is not None and asked["init_from"] is not None:
+        lines += [f"It began with the weights of {Path(asked['init_from']).name}, whose licence holds for it too."]
+    if (line := command(facts.name, asked)) is not None:
+        lines += ["", "The command:", "", "```", line, "```"]
     return lines
 
 

@@ -19,7 +19,7 @@ from mainstem.formats.hf import tokenizer as hf_tokenizer
 from mainstem.formats.keys import KeyMap, weights
 from mainstem.formats.vocabulary import check, trimmed
 from mainstem.model.gpt import GPT
-from mainstem.text.tokenizer import END_OF_TEXT, Tokenizer, byte_alphabet
+from mainstem.text.tokenizer import Tokenizer, spelled
 
 LAYOUT = Layout("GGUF's gpt2", ("gelu_tanh",), least_blocks=1)
 KEYS = KeyMap(
@@ -32,8 +32,10 @@ KEYS = KeyMap(
 )  # fmt: skip
 DTYPES = {"f32": ("F32", "ALL_F32"), "f16": ("F16", "MOSTLY_F16"), "q8_0": ("Q8_0", "MOSTLY_Q8_0")}
 """How matrices are stored: gguf's name for a tensor's type, and for the file's."""
-GROUP = 32
-"""Weights that share a scale in Q8_0; a row is a number of whole groups."""
+BLOCK_SIZE = 32
+"""Weights that share a scale in Q8_0; a row is a number of whole blocks."""
+_LARGEST = {"F16": 65504, "Q8_0": 65504 * 127}
+"""What a weight can be; of Q8_0, by the half-precision scale of its block."""
 
 
 def write(
@@ -55,10 +57,11 @@ def write(
     LAYOUT.require(config)
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: unknown value {dtype!r}; {nearest(dtype, DTYPES)}")
-    if dtype == "q8_0" and (odd := [n for n in (config.d_model, config.d_mlp) if n % GROUP]):
-        raise ConfigError(f"dtype: q8_0 groups {GROUP} weights, and a row here has {odd[0]}; take f16")
+    if dtype == "q8_0" and (odd := [n for n in (config.d_model, config.d_mlp) if n % BLOCK_SIZE]):
+        raise ConfigError(f"dtype: q8_0 stores blocks of {BLOCK_SIZE} weights, and a row here has {odd[0]}; take f16")
     vocab_size = config.vocab_size if tokenizer is None else check(config.vocab_size, tokenizer, path)
-    pieces = None if tokenizer is None else _pieces(tokenizer)
+    if tokenizer is not None:
+        _refuse(tokenizer)
     tensor_type, file_type = DTYPES[dtype]
     with whole_file(path) as temporary, contextlib.closing(gguf.GGUFWriter(str(temporary), "gpt2")) as file:
         for name, value in {"name": path.stem, **(facts or {})}.items():
@@ -72,7 +75,10 @@ def write(
         file.add_head_count(config.n_head)
         file.add_layer_norm_eps(config.norm_eps)
         file.add_vocab_size(vocab_size)
-        _add_tokenizer(file, gguf, tokenizer, pieces)
+        if tokenizer is None:
+            file.add_tokenizer_model("no_vocab")
+        else:
+            _add_tokenizer(file, gguf, tokenizer)
         for name, tensor in KEYS.write(trimmed(weights(model), vocab_size)).items():
             _add_tensor(file, gguf, name, tensor, tensor_type)
         file.write_header_to_file()
@@ -90,36 +96,43 @@ def _package() -> Any:
 def _add_tensor(file: Any, gguf: Any, name: str, tensor: Tensor, tensor_type: str) -> None:
     """A matrix in the type that was asked for; positions are looked up and added, so they stay float32."""
     kind = tensor_type if tensor.ndim == 2 and not name.startswith("position_embd") else "F32"
+    if kind in _LARGEST and (largest := float(tensor.abs().max())) > _LARGEST[kind]:
+        raise ConfigError(f"dtype: {name} has {largest:.3g}, and {kind} ends at {_LARGEST[kind]:,}; take f32")
     stored = gguf.GGMLQuantizationType[kind]
     file.add_tensor(name, gguf.quants.quantize(tensor.cpu().numpy(), stored), raw_dtype=stored)
 
 
-def _pieces(tokenizer: Tokenizer) -> list[str]:
-    """Each id's token as GPT-2's files write bytes. DataError for a tokenizer that is not of bytes."""
+def _refuse(tokenizer: Tokenizer) -> None:
+    """DataError for a tokenizer that the format cannot hold."""
     if tokenizer.kind == "char":
         raise DataError(
             "GGUF's gpt2 cannot hold a tokenizer of kind char (it has byte-level BPE); mainstem export hf holds it"
         )
-    character_of = {byte: character for character, byte in byte_alphabet().items()}
-    pieces = ["".join(character_of[byte] for byte in piece) for piece in tokenizer.token_bytes]
-    return [
-        piece or (END_OF_TEXT if i == tokenizer.eot_id else f"<|{i}|>") for i, piece in enumerate(pieces)
-    ]  # special ids, and ids without a token
+    if tokenizer.eot_id is None:
+        raise DataError(
+            f"GGUF's gpt2 cannot hold a tokenizer without an end of text ({tokenizer.end_of_text}): llama.cpp would "
+            "take id 11 for it; mainstem export hf holds it"
+        )
 
 
-def _add_tokenizer(file: Any, gguf: Any, tokenizer: Tokenizer | None, pieces: list[str] | None) -> None:
-    if tokenizer is None or pieces is None:
-        file.add_tokenizer_model("no_vocab")
-        return
-    kinds = gguf.TokenType
+def _add_tokenizer(file: Any, gguf: Any, tokenizer: Tokenizer) -> None:
+    """Tokens, their kinds, and merges."""
+    kinds, added = gguf.TokenType, hf_tokenizer.added(tokenizer)
+    tokens = [
+        (added[i][0], kinds.CONTROL if added[i][1] else kinds.USER_DEFINED) if i in added
+        else (spelled(piece), kinds.NORMAL) if piece
+        else (f"<|unused {i}|>", kinds.UNUSED)
+        for i, piece in enumerate(tokenizer.token_bytes)
+    ]  # fmt: skip
+    end = tokenizer.end_of_text
     file.add_tokenizer_model("gpt2")
     file.add_tokenizer_pre("gpt-2")
-    file.add_token_list(pieces)
-    file.add_token_types([kinds.NORMAL if piece else kinds.CONTROL for piece in tokenizer.token_bytes])
-    file.add_token_merges(hf_tokenizer.merges(tokenizer))
-    if tokenizer.eot_id is not None:
-        file.add_bos_token_id(tokenizer.eot_id)
-        file.add_eos_token_id(tokenizer.eot_id)
+    file.add_token_list([token for token, _ in tokens])
+    file.add_token_types([kind for _, kind in tokens])
+    # llama.cpp asks for merges; this one never applies, for a piece begins as single characters
+    file.add_token_merges(hf_tokenizer.merges(tokenizer) or [f"{end} {end}"])
+    file.add_bos_token_id(tokenizer.eot_id)
+    file.add_eos_token_id(tokenizer.eot_id)
     file.add_add_bos_token(False)
 
 
@@ -129,7 +142,7 @@ def left_out(tokenizer: Tokenizer | None) -> list[str]:
         return ["no tokenizer: llama.cpp takes ids and gives ids"]
     if not hf_tokenizer.is_near_gpt2(tokenizer):
         return [
-            "llama.cpp splits text by GPT-2's pattern, which is not this tokenizer's: runs of white space, and "
-            "numbers, may become other ids"
+            "llama.cpp splits text by GPT-2's pattern and merges, which are not this tokenizer's: runs of white space, "
+            "and numbers, may become other ids"
         ]
     return []

@@ -1,11 +1,12 @@
 """Another program's names for our tensors: one table a format, read in both directions."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from mainstem.training import checkpoint
 
@@ -15,9 +16,14 @@ _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 def weights(model: GPT) -> dict[str, Tensor]:
     """Every weight and bias by our names as a model of GPT-2's form computes with it, float32.
 
-    Narrow matrices are widened, a tied one is there once, and a bias that the model does not have is zeros.
+    Narrow matrices are widened, a tied one is there once, and a bias that the model does not have is zeros. Raises
+    ConfigError for one that is not finite.
     """
-    return {name: tensor.detach().float() for name, tensor in _weights(model)}
+    found = {name: tensor.detach().float() for name, tensor in _weights(model)}
+    for name, tensor in found.items():
+        if not torch.isfinite(tensor).all():
+            raise ConfigError(f"{name} is not finite, so nothing was written; take an earlier checkpoint")
+    return found
 
 
 def _weights(model: GPT) -> Iterator[tuple[str, Tensor]]:
@@ -47,15 +53,15 @@ class KeyMap:
         module, _, kind = _BLOCK.sub("blocks.*.", name).rpartition(".")
         return f"{self.modules[module]}.{kind}".replace("*", number[1] if number else "")
 
-    def turned(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor of ours as they keep it, or one of theirs as we do."""
+    def oriented(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor of ours, by our name, as they keep it; and one of theirs as we do."""
         module = _BLOCK.sub("blocks.*.", name).rpartition(".")[0]
         return tensor.T if tensor.ndim == 2 and module in self.transposed else tensor
 
     def write(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors by our names, by theirs."""
-        return {self.theirs(name): self.turned(name, tensor).contiguous() for name, tensor in tensors.items()}
+        return {self.theirs(name): self.oriented(name, tensor).contiguous() for name, tensor in tensors.items()}
 
-    def fill(self, model: GPT, found: Mapping[str, Tensor], source: object) -> None:
+    def fill(self, model: GPT, found: Mapping[str, Tensor], place: Callable[[str], object]) -> None:
         """Fill a model with tensors by their names. Raises RunError as `checkpoint.fill` does."""
-        checkpoint.fill(model, found, source, self.theirs, self.turned)
+        checkpoint.fill(model, found, place, self.theirs, self.oriented)

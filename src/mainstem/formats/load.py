@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from mainstem.formats import vocabulary
 from mainstem.formats.hf import folder as hf
 from mainstem.formats.run import is_foreign
 from mainstem.model.gpt import GPT
@@ -17,9 +18,14 @@ def load(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> 
 
     Args:
         run: what to open. Of a run folder it is the best checkpoint if there is one, else the last.
-        notice: told of damaged checkpoints that were passed over, and of weights stored in another precision.
+        notice: told of damaged checkpoints that were passed over, weights stored in another precision, and padding.
 
     Returns the model in evaluation mode, on the CPU, and the tokenizer; None where the folder has none. Raises
     UserError, which names the file, for what is damaged or cannot be represented.
     """
-    return hf.load(Path(run), notice) if is_foreign(run) else checkpoint.load(run, notice)
+    model, tokenizer = hf.load(Path(run), notice) if is_foreign(run) else checkpoint.load(run, notice)
+    if tokenizer is not None:
+        vocabulary.check(model.config.vocab_size, tokenizer, run)
+        for text in vocabulary.left_out(model.config.vocab_size, tokenizer):
+            notice(f"{run}: {text}")
+    return model, tokenizer

@@ -102,7 +102,7 @@ def read(file: Path, *, trust_pickle: bool = False, n_head: int | None = None, a
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
     model = GPT(config)
-    KEYS.fill(model, tensors, file)
+    KEYS.fill(model, tensors, lambda name: file)
     return model.eval()
 
 

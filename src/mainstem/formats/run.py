@@ -8,7 +8,6 @@ from mainstem.config import ModelConfig
 from mainstem.errors import DataError, RunError
 from mainstem.formats.hf import config as hf_config
 from mainstem.formats.hf import tokenizer as hf_tokenizer
-from mainstem.text import tokenizer as tokenizers
 from mainstem.text import tokens
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import TOKENIZER, Prepared
@@ -28,6 +27,12 @@ def is_foreign(run: Path | str) -> bool:
     except (OSError, ValueError, RecursionError):
         return True
     return not (isinstance(said, dict) and "format" in said)  # that one is ours, and has lost its manifest
+
+
+def is_run(path: Path | str) -> bool:
+    """Whether a folder of that path is a RUN, sound or not."""
+    path = Path(path)
+    return is_foreign(path) or any((path / name).exists() for name in ("run.json", "checkpoints", folder.CONFIG))
 
 
 def find(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> Path:
@@ -64,7 +69,7 @@ def tokenizer(name: Path | str) -> Tokenizer:
         path = path / "data"
     elif str(name) in folder.BUNDLED or (path.is_dir() and not (path / TOKENIZER).is_file()):
         path = folder.resolve(name)
-    return tokenizers.load(path / TOKENIZER if path.is_dir() else path)
+    return hf_tokenizer.open_file(path / TOKENIZER if path.is_dir() else path)
 
 
 def prepared(run: Path | str, data: Path | str | None, tokenizer: Tokenizer) -> Prepared:

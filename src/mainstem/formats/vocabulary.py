@@ -33,3 +33,9 @@ def trimmed(tensors: Mapping[str, Any], ids: int) -> dict[str, Any]:
     """The tensors by our names, embedding and unembedding with so many rows."""
     by_token = ("wte.weight", "lm_head.weight")
     return {name: tensor[:ids] if name in by_token else tensor for name, tensor in tensors.items()}
+
+
+def left_out(rows: int, tokenizer: Tokenizer | None) -> list[str]:
+    """What is said of rows that no id reaches; nothing if there are none."""
+    more = 0 if tokenizer is None else rows - tokenizer.vocab_size
+    return [f"{more:,} of {rows:,} rows of the vocabulary are past the tokenizer's ids, as padding is"] if more else []

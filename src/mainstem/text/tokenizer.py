@@ -31,15 +31,15 @@ PROBE = "a 가\n"
 KEEP_TEXT = ("NFC",)
 """Normalizers that write the same characters in another way."""
 
-# GPT-2's pattern, which other programs know by its name, but for two things: a mark belongs to its letter, and no piece
+# GPT-2's pattern, which other programs know by its name, but for two things: a mark stays with its letter, and no piece
 # is longer than its bound, since BPE's time grows faster than a piece, and its memory with the number of long ones.
 # A non-space character followed by white space is always a boundary; `corpus` cuts long texts there and nowhere else.
 PIECES = "|".join(
     [
         r"'(?:s|t|re|ve|m|ll|d)",
-        r" ?[\p{L}\p{M}]{1,32}",
+        r" ?\p{L}[\p{L}\p{M}]{0,31}",
         r" ?\p{N}{1,16}",
-        r" ?[^\s\p{L}\p{M}\p{N}]{1,16}",
+        r" ?[^\s\p{L}\p{N}]{1,16}",
         r"\s{1,16}(?!\S)",
         r"\s{1,16}",
     ]
@@ -51,7 +51,8 @@ class Tokenizer(ABC):
 
     kind: str
     vocab_size: int
-    eot_id: int | None  # None only for a foreign one that has no <|endoftext|>
+    end_of_text: str = END_OF_TEXT  # the name of the token that ends a text
+    eot_id: int | None  # its id; None only for a foreign tokenizer that has no such token
     token_bytes: list[bytes]  # the raw bytes of each id; b"" for special ids
 
     @abstractmethod
@@ -97,23 +98,36 @@ class Tokenizer(ABC):
 
 
 class BPE(Tokenizer):
-    """Byte-level BPE, run by the `tokenizers` library from its own file format (`tokenizer.json`)."""
+    """Byte-level BPE, run by the `tokenizers` library from its own file format (`tokenizer.json`).
+
+    One key more may be in the file: `end_of_text`, the name of the token that ends a text, if that is not the usual.
+    """
 
     kind = "bpe"
 
     def __init__(self, file: str):
         """`file` is the text of a tokenizer.json; DataError unless it is a byte-level BPE."""
         self._text = file  # kept as it came, so that `hash` outlives a new version of the library
-        self._inner = tokenizers.Tokenizer.from_str(file)
+        said = json.loads(file)
+        self.end_of_text = said.pop("end_of_text", END_OF_TEXT)
+        self._inner = tokenizers.Tokenizer.from_str(json.dumps(said))
         self._inner.encode_special_tokens = True  # a user's "<|endoftext|>" is thirteen characters, not a token
+        self._inner.no_truncation()
+        self._inner.no_padding()
         vocabulary = self._inner.get_vocab()
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         if self.vocab_size > MOST:
             raise DataError(f"an id of {self.vocab_size - 1:,}; ids are below {MOST:,}")
         if len(set(vocabulary.values())) < len(vocabulary):
             raise DataError("two of its tokens have one id; each id is one token's")
-        self.eot_id = vocabulary.get(END_OF_TEXT)
-        self.token_bytes = _token_bytes(json.loads(self._inner.to_str()), self.vocab_size)
+        self.eot_id = vocabulary.get(self.end_of_text)
+        read = json.loads(self._inner.to_str())
+        self.added = {token["id"]: (token["content"], token["special"]) for token in read["added_tokens"]}
+        """Tokens that no merge makes, by id: as they are written, and whether they are special."""
+        for token in said.get("added_tokens") or ():
+            if self.added.get(token["id"], ("",))[0] != token["content"]:
+                raise DataError(f"its added token {token['content']!r} cannot have id {token['id']}; ids have no gaps")
+        self.token_bytes = _token_bytes(read, self.vocab_size)
         if PROBE.encode() not in self.decode_bytes(self.encode(PROBE)):  # its tokens are bytes, but not its pieces
             raise DataError("a BPE that does not split text into bytes first; only byte-level BPE can be used")
 
@@ -275,6 +289,11 @@ def _token_bytes(content: dict, vocab_size: int) -> list[bytes]:
     model = content["model"]
     if model["type"] != "BPE":
         raise DataError(f"a {model['type']} tokenizer; only byte-level BPE (GPT-2's kind) can be used")
+    if model["dropout"]:
+        raise DataError(f"a BPE with dropout {model['dropout']:g}, which gives other ids each time; set it to null")
+    splits = content["pre_tokenizer"] or {}
+    if any(each.get("add_prefix_space") for each in [splits, *splits.get("pretokenizers", [])]):
+        raise DataError("add_prefix_space puts a space before every text; only false can be used")
     if (normalizer := content["normalizer"]) is not None and normalizer["type"] not in KEEP_TEXT:
         raise DataError(f"a normalizer of type {normalizer['type']} changes the text; only {KEEP_TEXT[0]} can be used")
     byte_of = byte_alphabet()
@@ -294,11 +313,20 @@ def _token_bytes(content: dict, vocab_size: int) -> list[bytes]:
     return table
 
 
+def spelled(piece: bytes) -> str:
+    """Bytes as GPT-2's files write them."""
+    return "".join(_SPELLING[byte] for byte in piece)
+
+
 def byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in GPT-2's files, to that byte."""
+    """The printable character that stands for each byte in GPT-2's files, to that byte; in the order of bytes."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    found = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+_SPELLING = list(byte_alphabet())
 
 
 def _lengths(rows: Sequence[Sized]) -> np.ndarray:

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from mainstem.errors import DataError, nearest
-from mainstem.text.tokenizer import END_OF_TEXT, Tokenizer
+from mainstem.text.tokenizer import Tokenizer
 
 HALF_PAIR = "\ud800"  # stands for what is no character; no text can hold it
 SAME_WORD = {("word", "word"), ("space", "space"), ("space", "word"), ("line end", "line end")}  # neighbours' kinds
@@ -213,7 +213,7 @@ def _read(tokenizer: Tokenizer, ids: Iterable[int]) -> list[_Character]:
     for special, run in groupby(range(len(ids)), key=lambda index: not tokens[index]):
         if special:
             for index in run:
-                name = END_OF_TEXT if ids[index] == tokenizer.eot_id else f"<|{ids[index]}|>"
+                name = tokenizer.end_of_text if ids[index] == tokenizer.eot_id else f"<|{ids[index]}|>"
                 found.append(_Character("special", name, index, index + 1, [name]))
         else:
             found += _decoded(tokens, list(run))

@@ -20,12 +20,12 @@ from mainstem.model import quantize
 from mainstem.model.gpt import GPT
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import Tokenizer
+from mainstem.text.tokens import TOKENIZER
 from mainstem.training import folder
+from mainstem.training.folder import CONFIG
 from mainstem.training.optim import Optimizer
 
-MODEL, OPTIM, STATE, CONFIG, TOKENIZER, CARD = (
-    "model.safetensors", "optim.safetensors", "state.json", "config.json", "tokenizer.json", "README.md"
-)  # fmt: skip
+MODEL, OPTIM, STATE, CARD = "model.safetensors", "optim.safetensors", "state.json", "README.md"
 _WRAPPERS = re.compile(r"(?:(?<=^)|(?<=\.))(?:(?:module|_orig_mod)\.)+")
 _SYSTEM_ERROR = re.compile(r"os error (\d+)")
 
@@ -66,9 +66,12 @@ def save(
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file. Raises OSError, a full disk's too."""
+    """Write a safetensors file, readable for whom any new file is. Raises OSError, a full disk's too."""
+    path.touch()
+    mode = path.stat().st_mode
     try:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata)
+        path.chmod(mode)  # the library makes it its owner's alone
     except SafetensorError as error:  # it wraps the system's error, whose number stands in its text alone
         number = _SYSTEM_ERROR.search(str(error))
         raise OSError(int(number[1]) if number else 0, str(error)) from None
@@ -97,25 +100,25 @@ def load_weights(model: GPT, path: Path) -> None:
     embedding = tensors.get("wte.weight")
     if quantize.weights_of(model) == "fp32" and embedding is not None and embedding.dtype in quantize.DTYPES.values():
         raise RunError(f"{path}: its weights are stored narrow, for generating; take what they were made from")
-    fill(model, tensors, path)
+    fill(model, tensors, lambda name: path)
 
 
 @torch.no_grad()
 def fill(
     model: GPT,
     tensors: Mapping[str, Tensor],
-    source: object,
+    place: Callable[[str], object],
     theirs: Callable[[str], str] = lambda name: name,
-    turned: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+    transposed: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
 ) -> None:
     """Fill a model, strictly: every tensor once, of its own shape, finite, and nothing more.
 
     Args:
         model: what is filled.
         tensors: by the names that their writer gave them; each is read when its turn comes.
-        source: what they came from, with which every message begins.
+        place: where a tensor of that name is, or should be; every message begins with it.
         theirs: that writer's name of a tensor of ours.
-        turned: a tensor of ours, by our name, as that writer keeps it; and the other way round.
+        transposed: a tensor of ours, by our name, as that writer keeps it; and the other way round.
 
     Raises RunError for tensors that are not so. What is float32 in the model may be any floating-point number.
     """
@@ -124,18 +127,18 @@ def fill(
     apart = "they do not belong together"
     for key in sorted(wanted.keys() ^ set(tensors)):
         what = f"it lacks {key}, which the config has" if key in wanted else f"it has {key}, and the config has not"
-        raise RunError(f"{source}: {what}; {apart}")
+        raise RunError(f"{place(key)}: {what}; {apart}")
     for key, name in wanted.items():
         tensor, found = ours[name], tensors[key]
-        shape = tuple(turned(name, tensor).shape)
+        shape = tuple(transposed(name, tensor).shape)
         if tuple(found.shape) != shape:
-            raise RunError(f"{source}: {key} is {tuple(found.shape)}, not {shape} as the config has it; {apart}")
+            raise RunError(f"{place(key)}: {key} is {tuple(found.shape)}, not {shape} as the config has it; {apart}")
         narrow = tensor.dtype in quantize.DTYPES.values()
         if found.dtype != tensor.dtype if narrow else not found.is_floating_point():
-            raise RunError(f"{source}: {key} is {found.dtype}, not {tensor.dtype}; {apart}")
-        if found.is_floating_point() and not torch.isfinite(found).all():
-            raise RunError(f"{source}: {key} is not finite; take an earlier checkpoint of this model")
-        tensor.copy_(turned(name, found))
+            raise RunError(f"{place(key)}: {key} is {found.dtype}, not {tensor.dtype}; {apart}")
+        tensor.copy_(transposed(name, found))
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise RunError(f"{place(key)}: {key} is not finite as {tensor.dtype}; take another copy of the model")
 
 
 def load(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> tuple[GPT, Tokenizer | None]:

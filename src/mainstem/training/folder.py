@@ -23,6 +23,7 @@ from mainstem.errors import RunError
 from mainstem.text.tokens import PASSPORT
 
 FORMAT = "mainstem/1"
+CONFIG = "config.json"
 BUNDLED = {"bard": Path(__file__).with_name("bundled") / "bard"}
 """The models that come with the package, by name: checkpoint folders; each has its card, README.md."""
 _STEP = re.compile(r"^step-(\d{8,})$")
@@ -62,10 +63,15 @@ class RunFolder:
         durable.write_text(self.run_json, durable.to_json({"format": FORMAT, **settings}))
 
     def prepared(self) -> Path | None:
-        """The folder of its token files: its own, or the one that it was given; None if that is gone."""
-        given = self.settings().get("asked", {}).get("data", ()) if self.exists() else ()
-        places = [self.data, *map(Path, given)]
-        return next((place for place in places if (place / PASSPORT).is_file()), None)
+        """The folder of its token files: its own, or the one that it was given; None if that is gone or another now."""
+        settings = self.settings() if self.exists() else {}
+        for place in (self.data, *map(Path, settings.get("asked", {}).get("data", ()))):
+            if (place / PASSPORT).is_file():
+                files = durable.read_json(place / PASSPORT).get("files", {})
+                hashes = {name: said.get("sha256") for name, said in files.items()}
+                if hashes == settings.get("data", hashes):
+                    return place
+        return None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator["RunFolder"]:
@@ -77,6 +83,12 @@ class RunFolder:
         if self._held:
             yield self
             return
+        weights = (self.path / CONFIG).exists() or any(self.path.glob("*.safetensors"))
+        if weights and not self.exists():
+            raise RunError(
+                f"{self.path}: a model's folder, in which nothing is trained; start a run in a new folder with "
+                f"--init-from {self.path}"
+            )
         if self.found() and not self.exists():
             raise RunError(f"{self.path}: checkpoints and no run.json; restore that, or choose another folder")
         if self.path.name == "checkpoints" or _STEP.match(self.path.name):
@@ -166,6 +178,13 @@ class RunFolder:
         raise RunError(f"{self.path}: nothing to open: {'; '.join(faults.values()) or 'it has no checkpoint yet'}")
 
 
+def run_of(checkpoint: Path) -> RunFolder | None:
+    """The run in which a checkpoint folder stands; None for one that stands alone."""
+    run = RunFolder(checkpoint.parent.parent)
+    inside = _STEP.match(checkpoint.name) and checkpoint.parent == run.checkpoints and run.exists()
+    return run if inside else None
+
+
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file of ours; a last line that a kill left unfinished is passed over."""
     if not file.is_file():
@@ -226,7 +245,7 @@ def resolve(path: Path | str, notice: Callable[[str], None] = lambda text: None)
     path = Path(path)
     if not path.exists() and str(path) in BUNDLED:
         path = BUNDLED[str(path)]
-    if (path / "config.json").is_file() or _STEP.match(path.name):
+    if (path / CONFIG).is_file() or _STEP.match(path.name):
         if (fault := durable.fault(path)) is not None:
             raise RunError(f"{fault}; open another checkpoint of this run, or the run itself")
         return path
@@ -250,7 +269,7 @@ def model_config(path: Path | str) -> ModelConfig:
 
 def checkpoint_settings(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint's `config.json` says: `model` and `train`."""
-    settings = durable.read_json(checkpoint / "config.json")
+    settings = durable.read_json(checkpoint / CONFIG)
     if not _is_ours(settings, "model"):
         raise RunError(f"{checkpoint / 'config.json'}: not {FORMAT}; it was written by another program or version")
     return settings

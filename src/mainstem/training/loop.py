@@ -45,8 +45,8 @@ class Training:
         config: how it is trained.
         data: the token files.
         settings: what else `run.json` should say (preset, where the data are).
-        init_from: called for a new run; returns the model whose weights it starts from, and that model's tokenizer, as
-            `mainstem.load` does.
+        init_from: a RUN whose weights are the start of a new run.
+        load: opens it; `mainstem.load` opens other programs' folders too.
         extend: whether `steps` may differ from what the run was started with.
         sample: called with model and tokenizer every `sample_every` steps, returns the text to show.
         should_stop: called often; it raises Interrupted to end the run at a safe point, where it is saved.
@@ -57,7 +57,8 @@ class Training:
     config: TrainConfig
     data: Prepared
     settings: dict[str, Any] = field(default_factory=dict)
-    init_from: Callable[[], tuple[GPT, Tokenizer | None]] | None = None
+    init_from: Path | str | None = None
+    load: Callable[[Path | str], tuple[GPT, Tokenizer | None]] = checkpoint.load
     extend: bool = False
     sample: Callable[[GPT, Tokenizer], str] | None = None
     should_stop: Callable[[], None] = lambda: None
@@ -105,7 +106,7 @@ class Training:
             yield Notice(f"passed over {fault}")
         yield from self._keep_settings(newest)
         if newest is None and self.init_from is not None:
-            self._take_weights(*self.init_from())
+            self._take_weights(self.init_from)
         if newest is not None:
             self.done = checkpoint.resume(newest, self.model, self.optimizer)["step"]
             yield Notice(f"resumed at step {self.done:,} of {config.steps:,} from {newest}")
@@ -126,20 +127,21 @@ class Training:
             yield Notice(compiled.compile_blocks(self.model, x[:at_once], y[:at_once], self.device))
         self.model.train()
 
-    def _take_weights(self, source: GPT, tokenizer: Tokenizer | None) -> None:
+    def _take_weights(self, source: Path | str) -> None:
         """Begin with another model's weights; its ids must mean what ours do, and rows past them are padding."""
+        model, tokenizer = self.load(source)
         if tokenizer is not None and tokenizer.hash != self.data.tokenizer.hash:
             raise RunError(
-                "init_from: trained with another tokenizer than these tokens; prepare the text with its own "
-                "(--tokenizer and the same name)"
+                f"{source}: trained with another tokenizer than these tokens; prepare the text with its own "
+                f"(--tokenizer {source})"
             )
-        if (weights := weights_of(source)) != "fp32":
-            raise RunError(f"init_from: its weights are {weights}; take the model that they were made from")
-        theirs = dict(source.named_parameters())
+        if (weights := weights_of(model)) != "fp32":
+            raise RunError(f"{source}: its weights are {weights}; take the model that they were made from")
+        theirs = {name: parameter.detach() for name, parameter in model.named_parameters()}
         if tokenizer is not None:
             for name in theirs.keys() & {"wte.weight", "lm_head.weight"}:
-                theirs[name] = theirs[name][: tokenizer.vocab_size]  # type: ignore[assignment]
-        checkpoint.fill(self.model, theirs, "init_from")
+                theirs[name] = theirs[name][: tokenizer.vocab_size]
+        checkpoint.fill(self.model, theirs, lambda name: source)
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What the next step reads and predicts: x, y, each (B, T)."""

@@ -1,12 +1,13 @@
 """`mainstem export gguf RUN --out FILE`: a file that llama.cpp runs."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from mainstem import durable
-from mainstem.cli.exported import Export, finish, open_run
+from mainstem.cli.exported import Export, facts_of, finish, open_run, writing
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
 
@@ -25,10 +26,13 @@ def main(argv: Sequence[str]) -> None:
     """Parse, open, write, print."""
     command = parse(ExportGGUF, "export gguf", argv)
     screen, out = Screen(command.json), durable.replaceable(Path(command.out))
-    model, tokenizer, facts = open_run(command.run, screen)
-    from mainstem.formats import gguf
+    with writing(out) as check:
+        model, tokenizer = open_run(command.run, screen)
+        from mainstem.formats import gguf
 
-    known = {"name": facts.name, "description": facts.description, "license": facts.licence}
-    gguf.write(out, model, tokenizer, command.dtype, {name: value for name, value in known.items() if value})
-    line = f'llama-completion -m {command.out} -p "your prompt" --temp 0 -no-cnv'
-    finish(command, screen, gguf.left_out(tokenizer), [f"{line}    # llama.cpp"], dtype=command.dtype)
+        check()
+        facts = facts_of(command.run, model, tokenizer, True)
+        gguf.write(out, model, tokenizer, command.dtype, {"name": facts.name, "description": facts.description})
+    line = f'llama-completion -m {shlex.quote(command.out)} -p "your prompt" --temp 0 -no-cnv    # llama.cpp'
+    nexts = [] if tokenizer is None else [line]
+    finish(command, screen, gguf.left_out(tokenizer), nexts, dtype=command.dtype)

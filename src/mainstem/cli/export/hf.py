@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mainstem import durable
-from mainstem.cli.exported import Export, finish, open_run
+from mainstem.cli.exported import Export, facts_of, finish, open_run, writing
+from mainstem.cli.imported import generating
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
 from mainstem.errors import UserError
@@ -15,32 +16,31 @@ from mainstem.errors import UserError
 class ExportHF(Export):
     """Write model, tokenizer and card in Hugging Face's GPT-2 layout, float32."""
 
-    shard_mb: int = 5000
+    max_shard_mb: int = 5000
     """Megabytes of a file of weights, at most."""
 
     def __post_init__(self) -> None:
-        if self.shard_mb < 1:
-            raise UserError(f"--shard-mb {self.shard_mb} is not possible; give at least 1")
+        if self.max_shard_mb < 1:
+            raise UserError(f"--max-shard-mb {self.max_shard_mb} is not possible; give at least 1")
 
 
 def main(argv: Sequence[str]) -> None:
     """Parse, open, write, print."""
     command = parse(ExportHF, "export hf", argv)
     screen, out = Screen(command.json), durable.unused(Path(command.out))
-    model, tokenizer, facts = open_run(command.run, screen)
-    from mainstem.formats import card
-    from mainstem.formats.hf import config, folder
+    with writing(out) as check:
+        model, tokenizer = open_run(command.run, screen)
+        from mainstem.formats import card
+        from mainstem.formats.hf import config, folder
 
-    notes = config.left_out(model.config)
-    opening = [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
-        f'model = AutoModelForCausalLM.from_pretrained("{facts.name}")',
-        *([] if tokenizer is None else [f'tokenizer = AutoTokenizer.from_pretrained("{facts.name}")']),
-    ]  # fmt: skip
-    text = card.markdown(facts, "transformers", opening, notes)
-    folder.write(out, model, tokenizer, text, command.shard_mb * 10**6)
-    nexts = [
-        f'AutoModelForCausalLM.from_pretrained("{command.out}")    # transformers',
-        f'mainstem generate {command.out} "your prompt"',
-    ]
-    finish(command, screen, notes, nexts)
+        check()
+        notes = config.left_out(model.config)
+        opening = [
+            "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
+            f'model = AutoModelForCausalLM.from_pretrained("{out.name}")',
+            *([] if tokenizer is None else [f'tokenizer = AutoTokenizer.from_pretrained("{out.name}")']),
+        ]  # fmt: skip
+        text = card.markdown(facts_of(command.run, model, tokenizer, True), "transformers", opening, notes)
+        folder.write(out, model, tokenizer, text, command.max_shard_mb * 10**6)
+    nexts = [f'AutoModelForCausalLM.from_pretrained("{command.out}")    # transformers']
+    finish(command, screen, notes, [*nexts, *generating(command.out, tokenizer)])

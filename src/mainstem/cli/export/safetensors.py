@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from mainstem import durable
-from mainstem.cli.exported import Export, finish, open_run
+from mainstem.cli.exported import Export, facts_of, finish, open_run, writing
+from mainstem.cli.imported import generating
 from mainstem.cli.parse import parse
 from mainstem.cli.screen import Screen
 from mainstem.errors import UserError
@@ -24,21 +25,24 @@ def main(argv: Sequence[str]) -> None:
     """Parse, open, write, print."""
     command = parse(ExportSafetensors, "export safetensors", argv)
     screen, out = Screen(command.json), durable.unused(Path(command.out))
-    model, tokenizer, facts = open_run(command.run, screen)
-    from mainstem.formats import card
-    from mainstem.model.quantize import narrow, tensors, weights_of
-    from mainstem.training import checkpoint
+    with writing(out) as check:
+        model, tokenizer = open_run(command.run, screen)
+        from mainstem.formats import card
+        from mainstem.model.quantize import narrow, tensors, weights_of
+        from mainstem.training import checkpoint
 
-    before = sum(tensor.nbytes for tensor in tensors(model).values())
-    if command.dtype not in (None, have := weights_of(model)):
-        if have != "fp32":
-            raise UserError(f"--dtype {command.dtype}: the weights of {command.run} are {have}; leave it out")
-        model = narrow(model, str(command.dtype))
-    after = sum(tensor.nbytes for tensor in tensors(model).values())
-    stored = weights_of(model)
-    opening = ["import mainstem as ms", "", f'model, tokenizer = ms.load("{facts.name}")']
-    notes = [] if stored == "fp32" else [f"the matrices are stored as {stored}, for reading and generating"]
-    checkpoint.save(out, model, tokenizer, card=card.markdown(facts, "mainstem", opening, notes))
-    nexts = [f'mainstem generate {command.out} "your prompt"']
+        facts = facts_of(command.run, model, tokenizer, False)
+        before = sum(tensor.nbytes for tensor in tensors(model).values())
+        if command.dtype not in (None, have := weights_of(model)):
+            if have != "fp32":
+                raise UserError(f"--dtype {command.dtype}: the weights of {command.run} are {have}; leave it out")
+            model = narrow(model, str(command.dtype))
+        after = sum(tensor.nbytes for tensor in tensors(model).values())
+        stored = weights_of(model)
+        check()
+        opening = ["import mainstem as ms", "", f'model, tokenizer = ms.load("{out.name}")']
+        notes = [] if stored == "fp32" else [f"the matrices are stored as {stored}, for reading and generating"]
+        checkpoint.save(out, model, tokenizer, card=card.markdown(facts, "mainstem", opening, notes))
     screen.say(f"weights: {before:,} bytes as they were, {after:,} as {stored}")
-    finish(command, screen, notes, nexts, weights=stored, weights_bytes={"before": before, "after": after})
+    sizes = {"before": before, "after": after}
+    finish(command, screen, notes, generating(command.out, tokenizer), weights=stored, weights_bytes=sizes)

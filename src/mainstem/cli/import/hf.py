@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mainstem import durable
 from mainstem.cli.imported import finish
 from mainstem.cli.parse import Positional, parse
 from mainstem.cli.screen import Screen
-from mainstem.durable import unused
 from mainstem.errors import UserError
 
 
@@ -26,7 +26,8 @@ class HF:
 def main(argv: Sequence[str]) -> None:
     """Parse, read, save, print."""
     command = parse(HF, "import hf", argv)
-    screen, out = Screen(command.json), unused(Path(command.out))
+    screen, out = Screen(command.json), durable.unused(Path(command.out))
+    durable.remove_leftovers(out.parent)
     from mainstem.formats import card
     from mainstem.formats.load import load
     from mainstem.formats.run import is_foreign

@@ -13,8 +13,8 @@ from mainstem.config import ModelConfig
 from mainstem.durable import read_json
 from mainstem.errors import ConfigError, RunError
 from mainstem.formats.gpt2 import Layout
+from mainstem.training.folder import CONFIG
 
-CONFIG = "config.json"
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "gelu_python": "gelu",
@@ -47,20 +47,28 @@ _CHANGE_NOTHING = frozenset((
     "_attn_implementation", "_attn_implementation_autoset", "_experts_implementation", "tie_encoder_decoder",
     "cross_attention_hidden_size",
     # who wrote it
-    "_name_or_path", "transformers_version", "_commit_hash", "tokenizer_class", "finetuning_task",
+    "_name_or_path", "xla_device", "transformers_version", "_commit_hash", "tokenizer_class", "finetuning_task",
     # what is returned, and the heads of other tasks
     "output_hidden_states", "output_attentions", "output_scores", "output_past", "return_dict",
     "return_dict_in_generate", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-    "summary_first_dropout", "predict_special_tokens", "id2label", "label2id", "num_labels", "problem_type",
-    "task_specific_params",
+    "summary_first_dropout", "predict_special_tokens", "id2label", "label2id", "num_labels", "_num_labels",
+    "problem_type", "task_specific_params",
     # the tokenizer's, which says it itself, and how to sample
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "prefix",
+    "bos_token_id", "eos_token_id", "eos_token_ids", "pad_token_id", "sep_token_id",
+    "decoder_start_token_id", "prefix",
     "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
     "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
     "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
     "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
     "suppress_tokens", "begin_suppress_tokens",
 ))  # fmt: skip
+
+
+_THEIRS = {
+    "n_ctx": "n_positions", "d_model": "n_embd", "d_mlp": "n_inner", "norm_eps": "layer_norm_epsilon",
+    "embd_dropout": "embd_pdrop", "attn_dropout": "attn_pdrop", "attn_out_dropout": "resid_pdrop",
+}  # fmt: skip
+"""What a field of ours is called there, where that is not the same."""
 
 
 def read(path: Path) -> ModelConfig:
@@ -91,7 +99,8 @@ def read(path: Path) -> ModelConfig:
             **dropouts,
         ).resolved()
     except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
+        field, _, rest = str(error).partition(":")
+        raise ConfigError(f"{file}: {_THEIRS.get(field, field)}:{rest}") from None
 
 
 def _values(said: Mapping[str, Any], file: Path) -> dict[str, Any]:

@@ -8,7 +8,9 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -25,8 +27,8 @@ from mainstem.text.tokenizer import Tokenizer
 from mainstem.training.checkpoint import CARD, MODEL, write_tensors
 
 INDEX, GENERATION = "model.safetensors.index.json", "generation_config.json"
-SHARD = 5_000_000_000
-"""Bytes of a file of weights, at most, unless one tensor alone is larger."""
+MAX_SHARD_SIZE = 5_000_000_000
+"""Bytes of a file of weights."""
 _MATRICES = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 KEYS = KeyMap(
     {
@@ -36,6 +38,7 @@ KEYS = KeyMap(
     },
     transposed=[f"blocks.*.{name}" for name in _MATRICES],
 )  # fmt: skip
+_HEAD, _WTE = "lm_head.weight", "transformer.wte.weight"
 _MASK = re.compile(r"^transformer\.h\.\d+\.attn\.(bias|masked_bias)$")
 """Constants that some versions store beside the weights."""
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
@@ -47,12 +50,14 @@ class _Files(Mapping[str, Tensor]):
     """The tensors of a folder's safetensors by the names of the layout, each read when it is asked for."""
 
     def __init__(self, folder: Path):
-        self._at: dict[str, tuple[str, object]] = {}  # by the layout's name: the file's own, and the file
+        self._at: dict[str, tuple[str, Path]] = {}  # by the layout's name: the file's own, and the file
+        self._opened: dict[Path, Any] = {}
+        self._folder = folder
         self.dtypes: set[str] = set()
         self.weights = 0  # how many numbers
         for file, keys in _shards(folder).items():
             try:
-                opened = safe_open(file, framework="pt", device="cpu")
+                opened = self._opened[file] = safe_open(file, framework="pt", device="cpu")
                 held = set(opened.keys())
             except (SafetensorError, OSError) as error:
                 raise RunError(f"{file}: not readable as safetensors ({error}); fetch the file again") from None
@@ -68,13 +73,13 @@ class _Files(Mapping[str, Tensor]):
                 header = opened.get_slice(key)
                 if header.get_dtype() not in _DTYPES:
                     raise RunError(f"{file}: {key} is {header.get_dtype()}; only {', '.join(_DTYPES)} can be opened")
-                self._at[name] = key, opened
+                self._at[name] = key, file
                 self.dtypes.add(_DTYPES[header.get_dtype()])
                 self.weights += math.prod(header.get_shape())
 
     def __getitem__(self, name: str) -> Tensor:
-        key, opened = self._at[name]
-        return opened.get_tensor(key)  # type: ignore[attr-defined]
+        key, file = self._at[name]
+        return self._opened[file].get_tensor(key)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._at)
@@ -82,11 +87,23 @@ class _Files(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._at)
 
+    def place(self, name: str) -> Path:
+        """The file of a tensor; the folder for one that is not there."""
+        return self._at[name][1] if name in self._at else self._folder
+
     def tie(self) -> None:
-        """Have the embedding alone; who writes the matrix that the two share once may have written the unembedding."""
-        head = self._at.pop("lm_head.weight", None)
+        """Have the embedding alone; who writes the matrix that the two share once may have written the unembedding.
+
+        Raises RunError where both are there and differ.
+        """
+        if _HEAD in self and _WTE in self and not torch.equal(*(self[name].nan_to_num(0) for name in (_HEAD, _WTE))):
+            raise RunError(
+                f"{self.place(_HEAD)}: {_HEAD} is not wte.weight, and {configs.CONFIG} ties them; set "
+                f"tie_word_embeddings to false, or remove {_HEAD}"
+            )
+        head = self._at.pop(_HEAD, None)
         if head is not None:
-            self._at.setdefault("transformer.wte.weight", head)
+            self._at.setdefault(_WTE, head)
 
 
 def _shards(folder: Path) -> dict[Path, set[str] | None]:
@@ -126,21 +143,12 @@ def load(folder: Path, notice: Callable[[str], None] = lambda text: None) -> tup
     field or tensor, for whatever cannot be represented or is damaged.
     """
     config, tokenizer = configs.read(folder), tokenizers.read(folder)
-    if tokenizer is not None:
-        check(config.vocab_size, tokenizer, folder)
     files = _Files(folder)
     if config.tie_embeddings:
-        if {"lm_head.weight", "transformer.wte.weight"} <= set(files) and not files["lm_head.weight"].equal(
-            files["transformer.wte.weight"]
-        ):
-            raise RunError(
-                f"{folder}: lm_head.weight is not wte.weight, and {configs.CONFIG} ties them; set "
-                "tie_word_embeddings to false, or remove lm_head.weight"
-            )
         files.tie()
     _require_size(config, files.weights, folder)
     model = GPT(config)
-    KEYS.fill(model, files, folder)
+    KEYS.fill(model, files, files.place)
     if others := sorted(files.dtypes - {"float32"}):
         how = " and rounded" if "float64" in others else ", exactly"
         notice(f"{folder}: stored as {', '.join(others)}; opened as float32{how}")
@@ -158,7 +166,13 @@ def _require_size(config: ModelConfig, weights: int, folder: Path) -> None:
         )
 
 
-def write(folder: Path, model: GPT, tokenizer: Tokenizer | None, card: str | None = None, shard: int = SHARD) -> None:
+def write(
+    folder: Path,
+    model: GPT,
+    tokenizer: Tokenizer | None,
+    card: str | None = None,
+    max_shard_size: int = MAX_SHARD_SIZE,
+) -> None:
     """Write a folder that `transformers` opens, whole or not at all; rows past the tokenizer's ids are left out.
 
     Args:
@@ -166,7 +180,7 @@ def write(folder: Path, model: GPT, tokenizer: Tokenizer | None, card: str | Non
         model: any that the layout holds; narrow matrices are widened to float32.
         tokenizer: written with it, if there is one.
         card: the text of its README.md.
-        shard: bytes of weights a file, at most.
+        max_shard_size: bytes of weights a file, at most, unless one tensor alone is larger.
 
     Raises ConfigError as `Layout.require` does, RunError where the folder is in use, TrainingFailed on a full disk.
     """
@@ -181,7 +195,7 @@ def write(folder: Path, model: GPT, tokenizer: Tokenizer | None, card: str | Non
         (temporary / GENERATION).write_text(
             to_json(dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), eot_id)), encoding="utf-8"
         )
-        _write_weights(temporary, tensors, shard)
+        _write_weights(temporary, tensors, max_shard_size)
         if tokenizer is not None:
             tokenizers.write(temporary, tokenizer, config.n_ctx)
         if card is not None:

@@ -13,39 +13,52 @@ from mainstem.durable import read_json, to_json
 from mainstem.errors import DataError, RunError
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import END_OF_TEXT, Tokenizer, byte_alphabet
+from mainstem.text.tokens import TOKENIZER
 
-TOKENIZER, VOCABULARY, MERGES, ADDED = "tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json"
-SETTINGS = "tokenizer_config.json"
+VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
+SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 """GPT-2's pattern, then bytes."""
+_PER_CHARACTER = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
 _BRACKETED = re.compile(r"[<\[].*[>\]]$")
 """How trainers write what they add to a vocabulary, which no merge makes."""
-_PER_CHARACTER = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+_CHANGE_IDS = ("add_prefix_space", "add_bos_token", "add_eos_token")
+"""Settings that put something before or after every text."""
 
 
 def read(folder: Path) -> Tokenizer | None:
     """The tokenizer of a folder; None where it has no such file. DataError for one that cannot be used as it is."""
-    _refuse_settings(folder / SETTINGS)
+    settings = _object(folder / SPECIAL) | _object(folder / SETTINGS)
+    for name in _CHANGE_IDS:
+        if settings.get(name):
+            raise DataError(f"{folder / SETTINGS}: {name} adds to every text, which is not done here; set it to false")
     file = folder / TOKENIZER
-    if file.is_file():
-        return _characters(file) or tokenizers.load(file)
     present = [name for name in (VOCABULARY, MERGES) if (folder / name).is_file()]
-    if not present:
-        return None
-    for name in (VOCABULARY, MERGES):
-        if name not in present:
-            raise DataError(f"{folder / name}: not found beside {present[0]}; both are needed, or a {TOKENIZER}")
-    return _from_pairs(folder)
-
-
-def _refuse_settings(file: Path) -> None:
-    """DataError for what would make other ids than the tokenizer's own file does."""
     if file.is_file():
-        said = _json(file)
-        if not isinstance(said, dict):
-            raise DataError(f"{file}: not settings; it should be one JSON object")
-        if said.get("add_prefix_space") not in (None, False):
-            raise DataError(f"{file}: add_prefix_space puts a space before every text; only false can be opened")
+        found = open_file(file)
+    elif not present:
+        return None
+    else:
+        for name in (VOCABULARY, MERGES):
+            if name not in present:
+                raise DataError(f"{folder / name}: not found beside {present[0]}; both are needed, or a {TOKENIZER}")
+        found = _from_pairs(folder, _special(settings))
+    return _ending(found, _text(settings.get("eos_token")), folder / SETTINGS)
+
+
+def open_file(file: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, those that `content` made for bytes and characters included."""
+    said = _json(file)
+    if isinstance(said, dict):
+        after = json.dumps(said.get("post_processor"))
+        if '"SpecialToken"' in after or '"cls"' in after:
+            raise DataError(f"{file}: its post_processor adds tokens to every text, which is not done here; remove it")
+        if said == json.loads(content(tokenizers.Bytes())):
+            return tokenizers.Bytes()
+        model = said.get("model")
+        if isinstance(model, dict) and model.get("type") == "WordLevel" and said.get("pre_tokenizer") == _PER_CHARACTER:
+            return _characters(model.get("vocab"), file)
+    return tokenizers.load(file)
 
 
 def _json(file: Path) -> Any:
@@ -55,13 +68,42 @@ def _json(file: Path) -> Any:
         raise DataError(str(error)) from None
 
 
-def _characters(file: Path) -> Tokenizer | None:
-    """The character tokenizer of a file that `content` wrote; None for any other file."""
-    said = _json(file)
-    model = said.get("model") if isinstance(said, dict) else None
-    if not isinstance(model, dict) or model.get("type") != "WordLevel" or said.get("pre_tokenizer") != _PER_CHARACTER:
-        return None
-    vocabulary = model.get("vocab")
+def _object(file: Path) -> dict[str, Any]:
+    """The object in a file that need not be there."""
+    said = _json(file) if file.is_file() else {}
+    if not isinstance(said, dict):
+        raise DataError(f"{file}: no settings; it should be one JSON object")
+    return said
+
+
+def _text(token: Any) -> str | None:
+    """A special token as settings have it, its text or an object with it."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
+def _special(settings: dict[str, Any]) -> set[str]:
+    """The tokens that settings call special; all others that were added are matched in a text as they are written."""
+    lists = (settings.get(name) for name in ("additional_special_tokens", "extra_special_tokens"))
+    named = [value for name, value in settings.items() if name.endswith("_token")]
+    many = [token for each in lists if isinstance(each, list) for token in each]
+    decoder = settings.get("added_tokens_decoder")
+    rows = [row for row in decoder.values() if isinstance(row, dict)] if isinstance(decoder, dict) else []
+    found = map(_text, [*named, *many, *(row for row in rows if row.get("special"))])
+    return {END_OF_TEXT, *filter(None, found)}
+
+
+def _ending(found: Tokenizer, end: str | None, file: Path) -> Tokenizer:
+    """The tokenizer, texts ended by the token that the folder names."""
+    if end in (None, found.end_of_text) or not isinstance(found, tokenizers.BPE):
+        return found
+    ending = tokenizers.BPE(json.dumps({**json.loads(found.file), "end_of_text": end}, ensure_ascii=False, indent=2))
+    if ending.eot_id is None:
+        raise DataError(f"{file}: eos_token {end!r} is no token of the vocabulary; name one that is")
+    return ending
+
+
+def _characters(vocabulary: Any, file: Path) -> Tokenizer:
     ids = vocabulary if isinstance(vocabulary, dict) else {}
     characters = [each for each in ids if each != END_OF_TEXT]
     ends = END_OF_TEXT in ids
@@ -81,7 +123,7 @@ def _ids(file: Path) -> dict[str, int]:
     return said
 
 
-def _from_pairs(folder: Path) -> Tokenizer:
+def _from_pairs(folder: Path, special: set[str]) -> Tokenizer:
     ids, merges = _ids(folder / VOCABULARY), folder / MERGES
     try:
         lines = merges.read_text(encoding="utf-8").split("\n")
@@ -98,9 +140,10 @@ def _from_pairs(folder: Path) -> Tokenizer:
     made = {"".join(pair) for pair in pairs}
     if lost := [token for token in ids if len(token) > 1 and token not in made and not _BRACKETED.match(token)]:
         raise DataError(f"{merges}: no line makes {lost[0]!r}, a token of {VOCABULARY}; fetch both files again")
-    added = _ids(folder / ADDED) if (folder / ADDED).is_file() else {}
-    special = {END_OF_TEXT: ids[END_OF_TEXT]} if END_OF_TEXT in ids else {}
-    file = _file(_bpe(ids, pairs), _BYTE_LEVEL, {"type": "ByteLevel"}, special | added)
+    added = {END_OF_TEXT: ids[END_OF_TEXT]} if END_OF_TEXT in ids else {}
+    added |= _ids(folder / ADDED) if (folder / ADDED).is_file() else {}
+    named = {token: ids[token] for token in special & ids.keys()}
+    file = _file(_bpe(ids, pairs), _BYTE_LEVEL, {"type": "ByteLevel"}, named | added, special)
     try:
         return tokenizers.BPE(file)
     except Exception as error:  # the library raises bare Exception
@@ -114,14 +157,16 @@ def _bpe(ids: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _file(model: dict[str, Any], splits: dict[str, Any], decoder: dict[str, Any], special: dict[str, int]) -> str:
+def _file(
+    model: dict[str, Any], splits: dict[str, Any], decoder: dict[str, Any], added: dict[str, int], special: set[str]
+) -> str:
     """The text of a tokenizer.json."""
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     if decoder["type"] == "ByteLevel":
         decoder = {**decoder, "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     said = {
         "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": [{"id": i, "content": token, **plain} for token, i in special.items()],
+        "added_tokens": [{"id": i, "content": name, **plain, "special": name in special} for name, i in added.items()],
         "normalizer": None, "pre_tokenizer": splits, "post_processor": None, "decoder": decoder, "model": model,
     }  # fmt: skip
     return json.dumps(said, ensure_ascii=False, indent=2)
@@ -133,27 +178,43 @@ def content(tokenizer: Tokenizer) -> str:
     A character outside the alphabet is an error there too: the token for it, which the library asks for, has no id.
     """
     if isinstance(tokenizer, tokenizers.BPE):
-        return tokenizer.file
-    special = {} if tokenizer.eot_id is None else {END_OF_TEXT: tokenizer.eot_id}
+        if tokenizer.end_of_text == END_OF_TEXT:
+            return tokenizer.file
+        said = json.loads(tokenizer.file)
+        del said["end_of_text"]  # which no other program knows; `write` says it in its own way
+        return json.dumps(said, ensure_ascii=False, indent=2)
+    end = {} if tokenizer.eot_id is None else {END_OF_TEXT: tokenizer.eot_id}
     if tokenizer.kind == "byte":
         splits = {**_BYTE_LEVEL, "use_regex": False}
-        ids = dict(sorted(byte_alphabet().items(), key=lambda item: item[1]))
-        return _file(_bpe(ids | special, []), splits, {"type": "ByteLevel"}, special)
-    ids = {piece.decode(): i for i, piece in enumerate(tokenizer.token_bytes) if piece} | special
+        return _file(_bpe(byte_alphabet() | end, []), splits, {"type": "ByteLevel"}, end, {END_OF_TEXT})
+    ids = {piece.decode(): i for i, piece in enumerate(tokenizer.token_bytes) if piece} | end
     model = {"type": "WordLevel", "vocab": ids, "unk_token": "<|unknown|>"}
-    return _file(model, _PER_CHARACTER, {"type": "Fuse"}, special)
+    return _file(model, _PER_CHARACTER, {"type": "Fuse"}, end, {END_OF_TEXT})
+
+
+def added(tokenizer: Tokenizer) -> dict[int, tuple[str, bool]]:
+    """The tokens that no merge makes, by id: as they are written, and whether they are special."""
+    if isinstance(tokenizer, tokenizers.BPE):
+        return tokenizer.added
+    return {} if tokenizer.eot_id is None else {tokenizer.eot_id: (END_OF_TEXT, True)}
 
 
 def pairs(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]] | None:
-    """GPT-2's own two files, ids by token and merges, a line each; None for a tokenizer that splits otherwise."""
-    said = json.loads(content(tokenizer))
+    """GPT-2's own two files, ids by token and merges, a line each; None for a tokenizer that they do not tell whole."""
+    said, plain = json.loads(content(tokenizer)), {(END_OF_TEXT, True)}
     splits = said["pre_tokenizer"] or {}
-    plain = said["normalizer"] is None and said["model"]["type"] == "BPE"
-    if not plain or any(splits.get(name) != _BYTE_LEVEL[name] for name in ("type", "add_prefix_space", "use_regex")):
+    if not _only_merges(said) or set(added(tokenizer).values()) != plain or tokenizer.end_of_text != END_OF_TEXT:
         return None
-    ids = dict(said["model"]["vocab"])
-    ids |= {token["content"]: token["id"] for token in said["added_tokens"]}
-    return ids, merges(tokenizer)
+    if any(splits.get(name) != _BYTE_LEVEL[name] for name in ("type", "use_regex")):
+        return None
+    return said["model"]["vocab"] | {END_OF_TEXT: tokenizer.eot_id}, merges(tokenizer)
+
+
+def _only_merges(said: dict[str, Any]) -> bool:
+    """Whether pieces become ids by merges and nothing else."""
+    model = said["model"]
+    other = [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")]
+    return said["normalizer"] is None and model["type"] == "BPE" and not any(other)
 
 
 def is_near_gpt2(tokenizer: Tokenizer) -> bool:
@@ -161,10 +222,11 @@ def is_near_gpt2(tokenizer: Tokenizer) -> bool:
 
     Where nothing is merged, no pattern matters.
     """
-    splits = json.loads(content(tokenizer))["pre_tokenizer"] or {}
-    first = (splits.get("pretokenizers") or [{}])[0]
-    ours = first.get("pattern") == {"Regex": tokenizers.PIECES}
-    return ours or not merges(tokenizer) or pairs(tokenizer) is not None
+    said = json.loads(content(tokenizer))
+    splits = said["pre_tokenizer"] or {}
+    first = (splits.get("pretokenizers") or [splits])[0]
+    pattern = first.get("pattern") == {"Regex": tokenizers.PIECES} or first.get("use_regex")
+    return _only_merges(said) and (not merges(tokenizer) or bool(pattern))
 
 
 def merges(tokenizer: Tokenizer) -> list[str]:
@@ -181,7 +243,8 @@ def write(folder: Path, tokenizer: Tokenizer, n_ctx: int) -> None:
         ids, lines = both
         (folder / VOCABULARY).write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
         (folder / MERGES).write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8", newline="\n")
-    ends = {} if tokenizer.eot_id is None else dict.fromkeys(("bos_token", "eos_token"), END_OF_TEXT)
+    names = ("bos_token", "eos_token")
+    ends = {} if tokenizer.eot_id is None else dict.fromkeys(names, tokenizer.end_of_text)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast" if both is None else "GPT2Tokenizer",
         "add_prefix_space": False, "clean_up_tokenization_spaces": False, "model_max_length": n_ctx, **ends,
