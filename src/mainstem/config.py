@@ -260,7 +260,8 @@ class Sampling(Config):
     """How the next token is chosen. Raises ConfigError with the field, the value and the rule."""
 
     temperature: float = 0.8
-    """Divides the logits: below 1 safer, above 1 wilder; 0: always the most probable token."""
+    """Divides the logits: below 1 safer, above 1 wilder; 0: always the most probable token that breaks no
+    character."""
     top_k: int = 0
     """Choose among the k most probable tokens; 0: among all."""
     top_p: float = 1.0

@@ -143,7 +143,10 @@ def whole_folder(final: Path, manifest: bool = True) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with room_for(final):
-            temporary.mkdir(parents=True)
+            try:
+                temporary.mkdir(parents=True)
+            except OSError as error:
+                raise RunError(f"{final}: cannot be made ({error.strerror}); choose another place") from None
             yield temporary
             files = sorted(path for path in temporary.iterdir() if path.is_file())
             for path in files:

@@ -7,6 +7,9 @@ and leaves with its `exit_code`. Anything else that escapes is a fault of mainst
 import difflib
 from collections.abc import Iterable, Mapping
 
+LONGEST = 80
+"""Characters of a value in a message."""
+
 
 class UserError(Exception):
     """The input is wrong. The message names the file or field, the number, and what to do about it."""
@@ -43,6 +46,12 @@ class Interrupted(UserError):
     def __init__(self, message: str, signum: int):
         super().__init__(message)
         self.exit_code = 128 + signum
+
+
+def shown(value: object) -> str:
+    """A value as a message has it: on one line, and not long."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -110,7 +110,7 @@ def test_gguf_is_one_file(mainstem, run):
         assert "note" not in result.err
     assert sizes["f16"] < 0.8 * sizes["f32"]
     assert [path.name for path in Path().glob("*.gguf*")] == ["모델.gguf"]
-    assert "llama.cpp splits text by GPT-2's pattern" in mainstem("export", "gguf", "bard", "--out", "bard.gguf").err
+    assert "this tokenizer has a pattern of its own" in mainstem("export", "gguf", "bard", "--out", "bard.gguf").err
 
 
 @pytest.mark.parametrize(
@@ -119,15 +119,20 @@ def test_gguf_is_one_file(mainstem, run):
         (("hf", "RUN", "--out", "taken"), "taken: it is there already; choose another name, or remove it"),
         (("safetensors", "RUN", "--out", "taken"), "taken: it is there already"),
         (("gguf", "RUN", "--out", "taken"), "taken: it is there and is not a file"),
+        (("gguf", "RUN", "--out", "taken/mine.txt"), "taken/mine.txt: it is there and is no GGUF file"),
         (("gguf", "RUN", "--out", "gone/x.gguf"), "gone: no such folder; make it first"),
         (("hf", "nowhere", "--out", "x"), "nowhere: not found"),
         (("hf", "RUN"), "--out"),
+        (("hf", "taken/model.gguf", "--out", "x"), "taken/model.gguf: a GGUF file, which is written and not read"),
+        (("hf", "taken/ckpt.pt", "--out", "x"), "taken/ckpt.pt: a pickle; mainstem import nanogpt reads"),
+        (("hf", "taken/mine.txt", "--out", "x"), "taken/mine.txt: a file; give the folder"),
         (("gpt4", "RUN"), "export: unknown format 'gpt4'"),
     ],
 )
 def test_a_bad_line_writes_nothing(mainstem, run, line, said):
     Path("taken").mkdir()
-    Path("taken/mine.txt").write_text("mine")
+    for name in ("mine.txt", "model.gguf", "ckpt.pt"):
+        Path("taken", name).write_text("mine")
     before = sorted(Path().rglob("*"))
     result = mainstem("export", *(run if word == "RUN" else word for word in line))
     assert result.code == 2
@@ -210,6 +215,37 @@ def test_training_goes_on_from_such_a_folder(mainstem, run, folder, text):
     assert mainstem(*line).code == 0  # the same line resumes it
     moved = load_file(Path("on/checkpoints/step-00000002/model.safetensors"))["ln_f.bias"]
     assert not moved.equal(load(folder)[0].ln_f.bias)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--model.n-layer", "3"), "n_layer 2, not 3; leave out --model.n-layer"),
+        (("--model.n-ctx", "8"), "n_ctx 16, not 8; leave out --model.n-ctx"),
+        (("--tokenizer", "byte"), "its ids are of its own tokenizer; leave out --tokenizer"),
+        (("--tokenizer", "bard"), "its ids are of its own tokenizer"),
+        (("--init-from", "bard"), "its weights are int8"),
+        (("--init-from", "nowhere"), "nowhere: not found"),
+    ],
+)
+def test_a_start_that_cannot_be_leaves_nothing(mainstem, folder, text, flags, said):
+    """So that the corrected line works."""
+    line = ["train", "on", "--init-from", folder, "--data", text, "--steps", "1", "--batch-size", "2"]
+    result = mainstem(*line, *flags)
+    assert result.code == 2
+    assert said in result.err
+    assert not Path("on").exists()
+    assert mainstem(*line).code == 0
+
+
+def test_a_start_without_a_tokenizer_needs_one(mainstem, folder, text):
+    shutil.copytree(folder, "bare")
+    Path("bare/tokenizer.json").unlink()
+    line = ["train", "on", "--init-from", "bare", "--data", text, "--steps", "1", "--batch-size", "2"]
+    result = mainstem(*line)
+    assert result.code == 2
+    assert "bare: it has no tokenizer" in result.err
+    assert mainstem(*line, "--tokenizer", folder).code == 0
 
 
 def test_nothing_is_written_beside_a_foreign_model(mainstem, run, folder, text):

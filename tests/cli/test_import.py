@@ -202,3 +202,13 @@ def test_the_formats_are_listed(mainstem):
         assert "hf" in result.out
     assert "did you mean 'nanogpt'?" in mainstem("import", "nanogtp").err
     assert TRUST in mainstem("import", "nanogpt", "--help").out
+
+
+def test_training_goes_on_from_an_import(mainstem, nano, tmp_path):
+    """Its characters have no end of text, so nothing stands between documents."""
+    mainstem("import", "nanogpt", "ckpt.pt", "--out", "run", TRUST, "--tokenizer", "meta.pkl")
+    alphabet = [piece.decode() for piece in load("run")[1].token_bytes]
+    Path("text.txt").write_text("".join(alphabet) * 40, encoding="utf-8")
+    result = mainstem("train", "on", "--init-from", "run", "--data", "text.txt", "--steps", "1", "--batch-size", "2")
+    assert result.code == 0, result.err
+    assert load("on")[1].hash == load("run")[1].hash

@@ -223,7 +223,7 @@ def test_characters_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["add_tensor", "write_kv_data_to_file", "write_tensors_to_file"])
-@pytest.mark.parametrize("before", [None, b"an older file"])
+@pytest.mark.parametrize("before", [None, b"GGUF, an older one"])
 def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, stage, before):
     """And closes the file that it was writing."""
     path = tmp_path / "out.gguf"
@@ -263,8 +263,9 @@ def test_what_a_file_does_not_say_is_told():
     assert gguf.left_out(BPE) == gguf.left_out(Bytes()) == []
     file = json.loads(BPE.file)
     file["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": r" ?\p{L}+|\p{N}|\S|\s"}
-    (note,) = gguf.left_out(tokenizers.BPE(json.dumps(file)))
-    assert "GPT-2's pattern and merges, which are not this tokenizer's" in note
+    assert "a pattern of its own" in gguf.left_out(tokenizers.BPE(json.dumps(file)))[0]
+    file = json.loads(BPE.file) | {"normalizer": {"type": "NFC"}}
+    assert "a normalizer (NFC)" in gguf.left_out(tokenizers.BPE(json.dumps(file)))[0]
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -288,3 +289,23 @@ def test_llama_cpp_computes_the_same(tmp_path, tied, mlps, limit):
     assert error(found, model(torch.tensor([ids[:-1]]))[0]) <= limit
     assert found[len(prompt) - 1 :].argmax(-1).tolist() == ids[len(prompt) :]
     there.close()
+
+
+def test_a_write_that_is_cut_short_is_a_full_disk(tmp_path, monkeypatch):
+    """NumPy says then how much was written, and no number."""
+
+    def full(self, **options):
+        raise OSError("65536 requested and 38856 written")
+
+    monkeypatch.setattr(package.GGUFWriter, "write_tensors_to_file", full)
+    with pytest.raises(TrainingFailed, match=r"out\.gguf: no room to write it"):
+        gguf.write(tmp_path / "out.gguf", made(), None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_file_is_not_replaced(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(RunError, match=r"run\.json: it is there and is no GGUF file"):
+        gguf.write(tmp_path / "run.json", made(), None)
+    for _ in range(2):
+        gguf.write(tmp_path / "out.gguf", made(), None)

@@ -148,11 +148,11 @@ def test_an_alphabet_that_does_not_fit_is_refused(story, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tokenizer_without_end_of_text_is_refused(story, tmp_path):
-    endless = Bytes()
-    endless.eot_id = None
-    with pytest.raises(DataError, match=r"no <\|endoftext\|>"):
-        prepare(Source((story,)), tmp_path / "out", tokenizer=endless)
+def test_without_an_end_of_text_nothing_stands_between_documents(tmp_path):
+    (tmp_path / "docs.jsonl").write_text('{"text": "abab"}\n{"text": "baba"}\n' * 20, "utf-8")
+    made = prepare(Source((tmp_path / "docs.jsonl",)), tmp_path / "out", tokenizer=Characters("ab", end_of_text=False))
+    assert made.tokenizer.decode([*made.train, *made.val]) == "ababbaba" * 20
+    assert "nothing stands between the 40 documents" in made.notes()[0]
 
 
 def test_rare_unknown_characters_are_dropped_and_counted(tmp_path):

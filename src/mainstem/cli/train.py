@@ -34,7 +34,7 @@ class Train:
     run: Positional[str | None] = None
     """The run folder; without it runs/PRESET."""
     preset: str = DEFAULT_PRESET
-    """tiny, mini, andrea-nano, andrea-12m, andrea-120m, andrea-480m, gpt2; every flag below overrides it."""
+    """A name of README's table, such as tiny, mini or gpt2; every flag below overrides it."""
     data: tuple[str, ...] = ()
     """Text files, a folder that `mainstem data` made, a bundled corpus (shakespeare, constitution-ko), or - ."""
     val: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Train:
     tokens: int = 0
     """Train on this many tokens instead of a number of --steps."""
     init_from: str | None = None
-    """A RUN that a new run goes on from: its weights, its shape, and its tokenizer unless --tokenizer names one."""
+    """A RUN that a new run goes on from: its weights, its model's config, its tokenizer."""
     out: str | None = None
     """The run folder, as a flag."""
     extend: bool = False
@@ -156,11 +156,34 @@ def _flat(value: dict[str, Any]) -> dict[str, Any]:
 
 def run(command: Train, screen: Screen, check: Callable[[], None]) -> dict[str, Any]:
     """Prepare the data, train to the end, and return what --json shows."""
+    if command.init_from is not None and not command.folder.exists():
+        _require_start(command, command.init_from)
     if command.dry_run and not command.folder.exists():
         with tempfile.TemporaryDirectory(prefix="mainstem-") as elsewhere:
             return _run(command, RunFolder(elsewhere), screen, check)
     with command.folder.locked() as folder:
         return _run(command, folder, screen, check)
+
+
+_FREE = ("vocab_size", "norm_eps", "rope_base", "attn_scale", "init")
+"""Fields, besides dropouts, that may differ from those of the model whose weights a run starts from."""
+
+
+def _require_start(command: Train, source: str) -> None:
+    """UserError, before anything is written, for a start that a run of this config and tokenizer cannot have."""
+    there, here = (config.resolved().to_dict() for config in (runs.model_config(source), command.model))
+    for name, value in there.items():
+        if here[name] != value and name not in _FREE and not name.endswith("dropout"):
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--init-from {source}: {name} {value}, not {here[name]}; leave out --model.{flag}")
+    if (stored := runs.stored(source)) != "fp32":
+        raise RunError(f"--init-from {source}: its weights are {stored}, which cannot be trained; start from fp32 ones")
+    if not runs.has_tokenizer(source) and given_tokenizer(command.tokenizer) is None:
+        raise DataError(f"--init-from {source}: it has no tokenizer; put tokenizer.json inside, or give --tokenizer")
+    if runs.has_tokenizer(source):
+        given = given_tokenizer(command.tokenizer)
+        if given is None or given.hash != runs.tokenizer(source).hash:
+            raise DataError(f"--init-from {source}: its ids are of its own tokenizer; leave out --tokenizer")
 
 
 def _run(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], None]) -> dict[str, Any]:
@@ -258,7 +281,8 @@ def _headline(command: Train, model: ModelConfig, data: tokens.Prepared, screen:
 def _sample(model: Any, tokenizer: Tokenizer) -> str:
     from mainstem.generation.decoding import generate
 
-    return str(generate(model, tokenizer, "", max_new_tokens=64, seed=1))
+    start = "" if tokenizer.eot_id is not None else tokenizer.decode([0])
+    return str(generate(model, tokenizer, start, max_new_tokens=64, seed=1))
 
 
 def summary(folder: RunFolder, notes: list[str]) -> dict[str, Any]:

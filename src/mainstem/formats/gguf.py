@@ -5,6 +5,7 @@ everywhere, and q.k over the square root of a head's width.
 """
 
 import contextlib
+import errno
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from mainstem.durable import whole_file
-from mainstem.errors import ConfigError, DataError, UserError, nearest
+from mainstem.errors import ConfigError, DataError, RunError, UserError, nearest
 from mainstem.formats.gpt2 import Layout
 from mainstem.formats.hf import tokenizer as hf_tokenizer
 from mainstem.formats.keys import KeyMap, weights
@@ -21,7 +22,7 @@ from mainstem.formats.vocabulary import check, trimmed
 from mainstem.model.gpt import GPT
 from mainstem.text.tokenizer import Tokenizer, spelled
 
-LAYOUT = Layout("GGUF's gpt2", ("gelu_tanh",), least_blocks=1)
+LAYOUT = Layout("GGUF's gpt2", ("gelu_tanh",), least_blocks=1, least_head=2)
 KEYS = KeyMap(
     {
         "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output",
@@ -54,6 +55,7 @@ def write(
     that the format cannot hold, UserError where gguf is not installed, TrainingFailed on a full disk.
     """
     gguf, config = _package(), model.config
+    replaceable(path)
     LAYOUT.require(config)
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: unknown value {dtype!r}; {nearest(dtype, DTYPES)}")
@@ -81,9 +83,20 @@ def write(
             _add_tokenizer(file, gguf, tokenizer)
         for name, tensor in KEYS.write(trimmed(weights(model), vocab_size)).items():
             _add_tensor(file, gguf, name, tensor, tensor_type)
-        file.write_header_to_file()
-        file.write_kv_data_to_file()
-        file.write_tensors_to_file()
+        try:
+            file.write_header_to_file()
+            file.write_kv_data_to_file()
+            file.write_tensors_to_file()
+        except OSError as error:  # of a write that was cut short NumPy says no number
+            raise error if error.errno else OSError(errno.ENOSPC, "the disk took a part alone", str(path)) from None
+
+
+def replaceable(path: Path) -> None:
+    """Raise RunError where another kind of file would be replaced."""
+    if path.is_file() and path.stat().st_size:
+        with open(path, "rb") as file:
+            if file.read(4) != b"GGUF":
+                raise RunError(f"{path}: it is there and is no GGUF file; choose another name")
 
 
 def _package() -> Any:
@@ -140,9 +153,6 @@ def left_out(tokenizer: Tokenizer | None) -> list[str]:
     """What a file does not say, one sentence each."""
     if tokenizer is None:
         return ["no tokenizer: llama.cpp takes ids and gives ids"]
-    if not hf_tokenizer.is_near_gpt2(tokenizer):
-        return [
-            "llama.cpp splits text by GPT-2's pattern and merges, which are not this tokenizer's: runs of white space, "
-            "and numbers, may become other ids"
-        ]
+    if (why := hf_tokenizer.unlike_gpt2(tokenizer)) is not None:
+        return [f"llama.cpp makes ids by GPT-2's pattern and by merges, and this tokenizer has {why}; ids may differ"]
     return []

@@ -27,6 +27,8 @@ class Layout:
     by_depth: bool = False
     """Whether attn_scale may be divided by the block's number."""
     least_blocks: int = 0
+    least_head: int = 1
+    """The width of a head, at least."""
 
     def misfits(self, config: ModelConfig) -> Iterator[tuple[str, Any, str]]:
         """Each field that the layout cannot hold, its value, and what the layout has instead."""
@@ -45,6 +47,8 @@ class Layout:
                 yield field, value, " or ".join(f"{each:g}" if type(each) is float else repr(each) for each in possible)
         if config.d_mlp == 0:
             yield "d_mlp", 0, "an MLP in every block"
+        if config.d_head < self.least_head:
+            yield "d_head", config.d_head, f"{self.least_head} or more"
         if config.n_layer < self.least_blocks:
             yield "n_layer", config.n_layer, f"{self.least_blocks} or more"
 

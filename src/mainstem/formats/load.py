@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mainstem.formats import vocabulary
 from mainstem.formats.hf import folder as hf
-from mainstem.formats.run import is_foreign
+from mainstem.formats.run import find, is_foreign
 from mainstem.model.gpt import GPT
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.training import checkpoint
@@ -23,7 +23,8 @@ def load(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> 
     Returns the model in evaluation mode, on the CPU, and the tokenizer; None where the folder has none. Raises
     UserError, which names the file, for what is damaged or cannot be represented.
     """
-    model, tokenizer = hf.load(Path(run), notice) if is_foreign(run) else checkpoint.load(run, notice)
+    place = find(run, notice)
+    model, tokenizer = hf.load(place, notice) if is_foreign(place) else checkpoint.load(place)
     if tokenizer is not None:
         vocabulary.check(model.config.vocab_size, tokenizer, run)
         for text in vocabulary.left_out(model.config.vocab_size, tokenizer):

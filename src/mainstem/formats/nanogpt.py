@@ -116,8 +116,12 @@ def _activation(args: Mapping[str, Any] | None, tied: bool, masked: bool, bias: 
 
 
 def _require_trust(file: Path, trust_pickle: bool) -> None:
+    if file.is_dir():
+        raise RunError(f"{file}: a folder; give the file in it that torch.save wrote")
     if not file.is_file():
         raise RunError(f"{file}: no such file; give the path of one")
+    if file.suffix in (".safetensors", ".gguf", ".json"):
+        raise RunError(f"{file}: not a file of torch.save; mainstem import hf opens folders with safetensors")
     if not trust_pickle:
         raise RunError(
             f"{file}: a pickle, which can run any code when it is opened; if you trust who made it, add "

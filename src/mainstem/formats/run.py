@@ -13,6 +13,13 @@ from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import TOKENIZER, Prepared
 from mainstem.training import folder
 
+_PICKLE = "a pickle; mainstem import nanogpt reads those of nanoGPT and minGPT"
+_FILES = {
+    ".gguf": "a GGUF file, which is written and not read; give the folder that it was made from",
+    ".pt": _PICKLE, ".pth": _PICKLE, ".bin": _PICKLE,
+}  # fmt: skip
+"""What is said of a file in a RUN's place."""
+
 
 def is_foreign(run: Path | str) -> bool:
     """Whether it is a folder of another program: it has a `config.json` or weights, and nothing of ours."""
@@ -40,7 +47,12 @@ def find(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> 
 
     `notice` is told of damaged checkpoints that were passed over.
     """
-    return Path(run) if is_foreign(run) else folder.resolve(run, notice)
+    if is_foreign(run):
+        return Path(run)
+    if Path(run).is_file():
+        what = _FILES.get(Path(run).suffix.lower(), "a file; give the folder of a run or of a model")
+        raise RunError(f"{run}: {what}")
+    return folder.resolve(run, notice)
 
 
 def model_config(run: Path | str) -> ModelConfig:
@@ -48,10 +60,15 @@ def model_config(run: Path | str) -> ModelConfig:
     return hf_config.read(Path(run)) if is_foreign(run) else folder.model_config(run)
 
 
+def stored(run: Path | str) -> str:
+    """How a RUN's matrices are stored: fp32, bf16 or int8; fp32 of those that are widened when they are opened."""
+    path = find(run)
+    return "fp32" if is_foreign(path) else str(folder.checkpoint_settings(path).get("weights", "fp32"))
+
+
 def has_tokenizer(run: Path | str) -> bool:
     """Whether a RUN has the files of one; they may still be damaged."""
-    path = find(run)
-    return any((path / name).is_file() for name in (TOKENIZER, hf_tokenizer.VOCABULARY))
+    return hf_tokenizer.has_files(find(run))
 
 
 def tokenizer(name: Path | str) -> Tokenizer:
@@ -60,7 +77,8 @@ def tokenizer(name: Path | str) -> Tokenizer:
     Raises DataError or RunError for what is none, and for a RUN without one.
     """
     path = Path(name)
-    if path.is_dir() and (is_foreign(path) or (path / hf_tokenizer.VOCABULARY).is_file()):
+    alone = path.is_dir() and not is_run(path) and not (path / TOKENIZER).is_file() and hf_tokenizer.has_files(path)
+    if alone or (path.is_dir() and is_foreign(path)):
         found = hf_tokenizer.read(path)
         if found is None:
             raise RunError(f"{path}: no tokenizer.json, and no vocab.json with merges.txt")

@@ -88,12 +88,12 @@ class Encoded:
 def encode(source: Source, tokenizer: Tokenizer, path: Path, between: Callable[[int], None]) -> Encoded:
     """Write the ids of `source` to `path`, the end-of-text id after every document, a bounded batch at a time.
 
+    A tokenizer that has no such id leaves nothing between documents.
+
     `between` is called before each batch with the bytes read so far, and may raise. DataError if there is no text, or
     if the tokenizer knows too little of it.
     """
     end_of_text = tokenizer.eot_id
-    if end_of_text is None:
-        raise DataError(f"the tokenizer has no {tokenizers.END_OF_TEXT} to put between documents; train one of ours")
     met, characters, unknown = Counts(), 0, 0
     strangers: set[str] = set()
     histogram = np.zeros(tokenizer.vocab_size, np.int64)
@@ -132,15 +132,17 @@ class _Part(NamedTuple):
     strangers: set[str]
 
 
-def _encode_batch(batch: list[Piece], tokenizer: Tokenizer, end_of_text: int) -> _Part:
+def _encode_batch(batch: list[Piece], tokenizer: Tokenizer, end_of_text: int | None) -> _Part:
     texts = [piece.text for piece in batch]
     characters, strangers = sum(map(len, texts)), tokenizer.unknown("".join(texts))
     if strangers:
         dropped = dict.fromkeys(map(ord, strangers))
         texts = [text.translate(dropped) for text in texts]
     ids, lengths = tokenizer.encode_batch(texts)
-    ends = np.cumsum(lengths)[[piece.ends_document for piece in batch]]
-    ids = np.insert(ids.astype(dtype(tokenizer)), ends, end_of_text)
+    ids = ids.astype(dtype(tokenizer))
+    if end_of_text is not None:
+        ends = np.cumsum(lengths)[[piece.ends_document for piece in batch]]
+        ids = np.insert(ids, ends, end_of_text)
     return _Part(ids, characters, characters - sum(map(len, texts)), strangers)
 
 

@@ -110,6 +110,9 @@ class BPE(Tokenizer):
         self._text = file  # kept as it came, so that `hash` outlives a new version of the library
         said = json.loads(file)
         self.end_of_text = said.pop("end_of_text", END_OF_TEXT)
+        for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+            if said["model"].get(name):  # the library aborts on some of these
+                raise DataError(f"a {name} marks its tokens, which are bytes; it should be empty")
         self._inner = tokenizers.Tokenizer.from_str(json.dumps(said))
         self._inner.encode_special_tokens = True  # a user's "<|endoftext|>" is thirteen characters, not a token
         self._inner.no_truncation()
@@ -138,7 +141,12 @@ class BPE(Tokenizer):
         """
         for text in texts:
             _utf8(text)
-        encodings = self._inner.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            encodings = self._inner.encode_batch_fast(texts, add_special_tokens=False)
+        except BaseException as error:  # the library's own kind, for a pattern without end, is no Exception
+            if type(error).__name__ != "PanicException":
+                raise
+            raise DataError(f"the tokenizer cannot split this text ({error}); use another tokenizer") from None
         lengths = _lengths(encodings)
         ids = chain.from_iterable(encoding.ids for encoding in encodings)
         return np.fromiter(ids, np.uint32, lengths.sum()), lengths

@@ -53,6 +53,10 @@ class Prepared:
         asked, reached = made["asked_vocab_size"], made["vocab_size"]
         said = [
             (asked not in (None, reached), f"the vocabulary reached {reached:,} of the {asked or 0:,} asked for"),
+            (
+                self.tokenizer.eot_id is None and counts["documents"] > 1,
+                f"the tokenizer has no end of text, so nothing stands between the {counts['documents']:,} documents",
+            ),
             (counts["boms"], f"{counts['boms']:,} byte order mark(s) were taken off"),
             (counts["skipped_empty"], f"{counts['skipped_empty']:,} empty document(s) were skipped"),
             (

@@ -93,6 +93,7 @@ class RunFolder:
             raise RunError(f"{self.path}: checkpoints and no run.json; restore that, or choose another folder")
         if self.path.name == "checkpoints" or _STEP.match(self.path.name):
             raise RunError(f"{self.path}: a place inside a run folder; name the run folder itself, or another")
+        fresh = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -116,6 +117,8 @@ class RunFolder:
             finally:
                 self._held = False
                 file.truncate(0)
+                if fresh and [path.name for path in self.path.iterdir()] == [lock.name]:  # refused before it began
+                    shutil.rmtree(self.path, ignore_errors=True)
 
     def found(self) -> list[Path]:
         """Every checkpoint folder by step, sound or not."""

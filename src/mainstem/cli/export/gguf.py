@@ -17,7 +17,7 @@ class ExportGGUF(Export):
     """Write model and tokenizer as one GGUF file of architecture gpt2."""
 
     out: str
-    """The file to write; one that is there is replaced."""
+    """The file to write; a GGUF file that is there is replaced."""
     dtype: Literal["f32", "f16", "q8_0"] = "f32"
     """Of the matrices and the embedding."""
 
@@ -26,13 +26,14 @@ def main(argv: Sequence[str]) -> None:
     """Parse, open, write, print."""
     command = parse(ExportGGUF, "export gguf", argv)
     screen, out = Screen(command.json), durable.replaceable(Path(command.out))
+    from mainstem.formats import gguf
+
+    gguf.replaceable(out)
     with writing(out) as check:
         model, tokenizer = open_run(command.run, screen)
-        from mainstem.formats import gguf
-
         check()
         facts = facts_of(command.run, model, tokenizer, True)
         gguf.write(out, model, tokenizer, command.dtype, {"name": facts.name, "description": facts.description})
-    line = f'llama-completion -m {shlex.quote(command.out)} -p "your prompt" --temp 0 -no-cnv    # llama.cpp'
+    line = f'llama-completion -m {shlex.quote(str(Path(command.out)))} -p "your prompt" --temp 0 -no-cnv    # llama.cpp'
     nexts = [] if tokenizer is None else [line]
     finish(command, screen, gguf.left_out(tokenizer), nexts, dtype=command.dtype)

@@ -30,11 +30,12 @@ def main(argv: Sequence[str]) -> None:
     durable.remove_leftovers(out.parent)
     from mainstem.formats import card
     from mainstem.formats.load import load
-    from mainstem.formats.run import is_foreign
+    from mainstem.formats.run import is_foreign, is_run
     from mainstem.training import checkpoint
 
     if not is_foreign(command.folder):
-        raise UserError(f"{command.folder}: no folder in Hugging Face's layout; it needs config.json and safetensors")
+        what = "a RUN already" if is_run(command.folder) else "no model; it needs config.json and safetensors"
+        raise UserError(f"{command.folder}: {what}")
     model, tokenizer = load(command.folder, screen.note)
     facts = card.gather(command.folder, model.config, tokenizer)
     opening = ["import mainstem as ms", "", f'model, tokenizer = ms.load("{out.name}")']

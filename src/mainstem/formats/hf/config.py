@@ -11,7 +11,7 @@ from typing import Any
 
 from mainstem.config import ModelConfig
 from mainstem.durable import read_json
-from mainstem.errors import ConfigError, RunError
+from mainstem.errors import ConfigError, RunError, shown
 from mainstem.formats.gpt2 import Layout
 from mainstem.training.folder import CONFIG
 
@@ -40,6 +40,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {  # what else it may be would be another mo
     "pruned_heads": ({}, None), "auto_map": (None,), "quantization_config": (None,),
     "architectures": (None, [], ["GPT2LMHeadModel"], ["GPT2Model"]),
 }  # fmt: skip
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _CHANGE_NOTHING = frozenset((
     # how products are rounded in half precision, how a new model is drawn, how it is run
     "reorder_and_upcast_attn", "initializer_range", "use_cache", "dtype", "torch_dtype", "use_bfloat16",
@@ -74,10 +75,12 @@ _THEIRS = {
 def read(path: Path) -> ModelConfig:
     """Our config of the folder's `config.json`. RunError or ConfigError names the file, the field and its value."""
     file = path / CONFIG
-    said = read_json(file)
+    said = read_json(file) if file.is_file() else None
     if not isinstance(said, dict):
         raise RunError(f"{file}: not a config; it should be one JSON object")
     values = _values(said, file)
+    if values["n_head"] < 1 or values["n_embd"] % values["n_head"]:
+        raise RunError(f"{file}: n_head {values['n_head']} does not divide n_embd {values['n_embd']}")
     scale, d_head = values["scale_attn_weights"], values["n_embd"] // max(1, values["n_head"])
     dropouts = {"attn_out_dropout": values["resid_pdrop"], "mlp_out_dropout": values["resid_pdrop"]}
     try:
@@ -108,33 +111,36 @@ def _values(said: Mapping[str, Any], file: Path) -> dict[str, Any]:
     given = dict(said)
     for alias, name in _ALIASES.items():
         if alias in given and given.setdefault(name, given[alias]) != given.pop(alias):
-            raise RunError(f"{file}: {alias} {said[alias]!r} and {name} {given[name]!r} differ; they are one number")
+            both = f"{alias} {shown(said[alias])} and {name} {shown(given[name])}"
+            raise RunError(f"{file}: {both} differ; they are one number")
     if "model_type" not in given and "n_embd" not in given:
         raise RunError(f"{file}: neither model_type nor n_embd is in it; only GPT-2's layout can be opened")
     for name, value in given.items():
         if name in _ONLY and value not in _ONLY[name]:
             possible = " or ".join(map(repr, _ONLY[name]))
-            raise RunError(f"{file}: {name} {value!r} cannot be opened; only {possible} can")
+            raise RunError(f"{file}: {name} {shown(value)} cannot be opened; only {possible} can")
         if name not in _READ and name not in _ONLY and name not in _CHANGE_NOTHING:
             raise RunError(
-                f"{file}: {name} {value!r} is not known, and may change what the model computes; remove it if it "
-                "does not"
+                f"{file}: {shown(name)[1:-1]} {shown(value)} is not known, and may change what the model computes; "
+                "remove it if it does not"
             )
     return {name: _typed(name, given.get(name, default), kind, file) for name, (kind, default) in _READ.items()}
 
 
 def _typed(name: str, value: Any, kind: type, file: Path) -> Any:
     if type(value) is int and value >= _TOO_MANY:
-        raise RunError(f"{file}: {name} {value} is more than any model has")
+        raise RunError(f"{file}: {name} {shown(value)} is more than any model has")
     if kind is float and type(value) is int:
         value = float(value)
     sound = type(value) is kind and not (isinstance(value, float) and not math.isfinite(value))
     if not sound and not (name == "n_inner" and value is None):
-        raise RunError(f"{file}: {name} {value!r} should be {kind.__name__}")
+        raise RunError(f"{file}: {name} {shown(value)} should be {_KINDS[kind]}")
     if name == "n_inner" and value is not None and value < 1:
         raise RunError(f"{file}: n_inner {value} is not possible; it must be at least 1, or null for 4 x n_embd")
     if name == "activation_function" and value not in ACTIVATIONS:
-        raise RunError(f"{file}: activation_function {value!r} is not known; known: {', '.join(ACTIVATIONS)}")
+        raise RunError(f"{file}: activation_function {shown(value)} is not known; known: {', '.join(ACTIVATIONS)}")
+    if name.endswith("_pdrop") and not 0 <= value < 1:
+        raise RunError(f"{file}: {name} {value:g} is not possible; it is a share, 0 or more and below 1")
     return value
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from mainstem.config import ModelConfig
 from mainstem.counts import parameters
 from mainstem.durable import read_json, to_json, unused, whole_folder
-from mainstem.errors import RunError
+from mainstem.errors import RunError, shown
 from mainstem.formats.hf import config as configs
 from mainstem.formats.hf import tokenizer as tokenizers
 from mainstem.formats.keys import KeyMap, weights
@@ -127,7 +127,7 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
     found: dict[Path, set[str] | None] = {}
     for key, name in places.items():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise RunError(f"{index}: {key} is said to be in {name!r}; only safetensors files beside it are opened")
+            raise RunError(f"{index}: {key} is said to be in {shown(name)}; only safetensors beside it are opened")
         if not (folder / name).is_file():
             raise RunError(f"{folder / name}: not found, and {INDEX} says that {key} is in it; fetch the file")
         keys = found.setdefault(folder / name, set())

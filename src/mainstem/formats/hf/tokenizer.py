@@ -16,6 +16,8 @@ from mainstem.text.tokenizer import END_OF_TEXT, Tokenizer, byte_alphabet
 from mainstem.text.tokens import TOKENIZER
 
 VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
+_PAIRS = ((VOCABULARY, MERGES), ("encoder.json", "vocab.bpe"))
+"""GPT-2's two files as Hugging Face calls them, and as OpenAI did."""
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 """GPT-2's pattern, then bytes."""
@@ -33,17 +35,30 @@ def read(folder: Path) -> Tokenizer | None:
         if settings.get(name):
             raise DataError(f"{folder / SETTINGS}: {name} adds to every text, which is not done here; set it to false")
     file = folder / TOKENIZER
-    present = [name for name in (VOCABULARY, MERGES) if (folder / name).is_file()]
     if file.is_file():
         found = open_file(file)
-    elif not present:
+    elif (names := _names(folder)) is None:
         return None
     else:
-        for name in (VOCABULARY, MERGES):
-            if name not in present:
-                raise DataError(f"{folder / name}: not found beside {present[0]}; both are needed, or a {TOKENIZER}")
-        found = _from_pairs(folder, _special(settings))
+        found = _from_pairs(folder, names, _special(settings))
     return _ending(found, _text(settings.get("eos_token")), folder / SETTINGS)
+
+
+def _names(folder: Path) -> tuple[str, str] | None:
+    """What the two files are called there; None where neither is. DataError for one without the other."""
+    for names in _PAIRS:
+        missing = [name for name in names if not (folder / name).is_file()]
+        if len(missing) == 1:
+            there = next(name for name in names if name not in missing)
+            raise DataError(f"{folder / missing[0]}: not found beside {there}; both are needed, or a {TOKENIZER}")
+        if not missing:
+            return names
+    return None
+
+
+def has_files(folder: Path) -> bool:
+    """Whether a folder has the files of a tokenizer; they may still be damaged."""
+    return any((folder / name).is_file() for name in (TOKENIZER, *(name for names in _PAIRS for name in names)))
 
 
 def open_file(file: Path) -> Tokenizer:
@@ -123,8 +138,9 @@ def _ids(file: Path) -> dict[str, int]:
     return said
 
 
-def _from_pairs(folder: Path, special: set[str]) -> Tokenizer:
-    ids, merges = _ids(folder / VOCABULARY), folder / MERGES
+def _from_pairs(folder: Path, names: tuple[str, str], special: set[str]) -> Tokenizer:
+    vocabulary, merges = (folder / name for name in names)
+    ids = _ids(vocabulary)
     try:
         lines = merges.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -135,11 +151,11 @@ def _from_pairs(folder: Path, special: set[str]) -> Tokenizer:
             continue
         pair = line.split(" ")
         if len(pair) != 2 or not {pair[0], pair[1], "".join(pair)} <= ids.keys():
-            raise DataError(f"{merges}, line {number}: {line!r} is no pair of tokens of {VOCABULARY}")
+            raise DataError(f"{merges}, line {number}: {line!r} is no pair of tokens of {vocabulary.name}")
         pairs.append(pair)
     made = {"".join(pair) for pair in pairs}
     if lost := [token for token in ids if len(token) > 1 and token not in made and not _BRACKETED.match(token)]:
-        raise DataError(f"{merges}: no line makes {lost[0]!r}, a token of {VOCABULARY}; fetch both files again")
+        raise DataError(f"{merges}: no line makes {lost[0]!r}, a token of {vocabulary.name}; fetch both files again")
     added = {END_OF_TEXT: ids[END_OF_TEXT]} if END_OF_TEXT in ids else {}
     added |= _ids(folder / ADDED) if (folder / ADDED).is_file() else {}
     named = {token: ids[token] for token in special & ids.keys()}
@@ -147,7 +163,7 @@ def _from_pairs(folder: Path, special: set[str]) -> Tokenizer:
     try:
         return tokenizers.BPE(file)
     except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{folder / VOCABULARY}: not a tokenizer that can be opened ({error})") from None
+        raise DataError(f"{vocabulary}: not a tokenizer that can be opened ({error})") from None
 
 
 def _bpe(ids: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
@@ -203,30 +219,30 @@ def pairs(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]] | None:
     """GPT-2's own two files, ids by token and merges, a line each; None for a tokenizer that they do not tell whole."""
     said, plain = json.loads(content(tokenizer)), {(END_OF_TEXT, True)}
     splits = said["pre_tokenizer"] or {}
-    if not _only_merges(said) or set(added(tokenizer).values()) != plain or tokenizer.end_of_text != END_OF_TEXT:
+    if said["normalizer"] is not None or said["model"]["type"] != "BPE" or said["model"].get("ignore_merges"):
         return None
-    if any(splits.get(name) != _BYTE_LEVEL[name] for name in ("type", "use_regex")):
+    if set(added(tokenizer).values()) != plain or tokenizer.end_of_text != END_OF_TEXT or any(
+        splits.get(name) != _BYTE_LEVEL[name] for name in ("type", "use_regex")
+    ):
         return None
     return said["model"]["vocab"] | {END_OF_TEXT: tokenizer.eot_id}, merges(tokenizer)
 
 
-def _only_merges(said: dict[str, Any]) -> bool:
-    """Whether pieces become ids by merges and nothing else."""
-    model = said["model"]
-    other = [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")]
-    return said["normalizer"] is None and model["type"] == "BPE" and not any(other)
-
-
-def is_near_gpt2(tokenizer: Tokenizer) -> bool:
-    """Whether GPT-2's pattern gives its ids: it is its own, or ours, which only marks and very long pieces tell apart.
+def unlike_gpt2(tokenizer: Tokenizer) -> str | None:
+    """What makes it give other ids than GPT-2's pattern and its merges do; None where only marks and long pieces do.
 
     Where nothing is merged, no pattern matters.
     """
     said = json.loads(content(tokenizer))
-    splits = said["pre_tokenizer"] or {}
+    splits, model = said["pre_tokenizer"] or {}, said["model"]
     first = (splits.get("pretokenizers") or [splits])[0]
-    pattern = first.get("pattern") == {"Regex": tokenizers.PIECES} or first.get("use_regex")
-    return _only_merges(said) and (not merges(tokenizer) or bool(pattern))
+    if said["normalizer"] is not None:
+        return f"a normalizer ({said['normalizer']['type']})"
+    if model.get("ignore_merges"):
+        return "whole words besides (ignore_merges)"
+    if merges(tokenizer) and first.get("pattern") != {"Regex": tokenizers.PIECES} and not first.get("use_regex"):
+        return "a pattern of its own"
+    return None
 
 
 def merges(tokenizer: Tokenizer) -> list[str]:
