@@ -356,6 +356,6 @@ def test_an_old_torch_is_refused(tmp_path, monkeypatch):
 
 
 def test_an_absent_file_is_named(tmp_path):
-    for name in ("없는.pt", "."):
-        with pytest.raises(RunError, match=re.escape(f"{tmp_path / name}: no such file")):
+    for name, said in (("없는.pt", "no such file"), (".", "a folder; give the file in it")):
+        with pytest.raises(RunError, match=re.escape(f"{tmp_path / name}: {said}")):
             read(tmp_path / name)
