@@ -111,7 +111,7 @@ class BPE(Tokenizer):
         said = json.loads(file)
         self.end_of_text = said.pop("end_of_text", END_OF_TEXT)
         for name in ("continuing_subword_prefix", "end_of_word_suffix"):
-            if said["model"].get(name):  # the library aborts on some of these
+            if said["model"].get("type") == "BPE" and said["model"].get(name):  # the library aborts on some of these
                 raise DataError(f"a {name} marks its tokens, which are bytes; it should be empty")
         self._inner = tokenizers.Tokenizer.from_str(json.dumps(said))
         self._inner.encode_special_tokens = True  # a user's "<|endoftext|>" is thirteen characters, not a token
