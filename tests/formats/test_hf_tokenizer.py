@@ -228,7 +228,7 @@ def test_settings_of_a_file_that_change_ids_do_not(tmp_path):
     single = [{"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     after = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
     for change, message in (
-        ({"post_processor": after}, "post_processor adds tokens"),
+        ({"post_processor": after}, "post_processor adds to every text"),
         ({"model": json.loads(BPE.file)["model"] | {"dropout": 0.1}}, "dropout 0.1"),
     ):
         theirs.put(tmp_path, json.loads(BPE.file) | change, "tokenizer.json")

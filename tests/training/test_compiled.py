@@ -1,5 +1,7 @@
 """Compiling proves itself or is left."""
 
+from functools import partialmethod
+
 import pytest
 import torch
 from torch import nn
@@ -99,3 +101,20 @@ def test_a_real_compiler_agrees_or_is_left(model):
     after, names_after = plainly(model)
     assert torch.allclose(after, logits, rtol=0, atol=1e-4)
     assert names == names_after
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch looks at it while it traces
+def test_every_block_with_a_constant_of_its_own_is_compiled(monkeypatch):
+    """PyTorch leaves a function plain after a few graphs unless it is told how many there will be."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compile_with = partialmethod(torch.nn.Module.compile, backend=backend)
+    monkeypatch.setattr(Block, "compile", compile_with)
+    model = GPT(small(n_layer=10, attn_scale_by_depth=True))
+    ids = torch.randint(11, (2, 8))
+    assert "blocks compiled" in compile_blocks(model, ids, ids, CPU)
+    assert len(graphs) == 10

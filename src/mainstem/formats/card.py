@@ -20,7 +20,7 @@ from mainstem.training.folder import RunFolder, read_rows, run_of, step_of
 
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 _LICENCE = re.compile(r"^license(?:_name|_link)?:.*(?:\n[ \t-].*)*", re.MULTILINE)
-KINDS = {"bpe": "byte-level BPE", "char": "characters", "byte": "bytes"}
+_KINDS = {"bpe": "byte-level BPE", "char": "characters", "byte": "bytes"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def gather(run: Path | str, config: ModelConfig, tokenizer: Tokenizer | None) ->
     return Facts(
         name=folder.path.resolve().name,
         config=config,
-        tokenizer="no tokenizer" if tokenizer is None else KINDS[tokenizer.kind],
+        tokenizer="no tokenizer" if tokenizer is None else _KINDS[tokenizer.kind],
         settings=folder.settings() if folder.exists() else {},
         passport={} if prepared is None else read_json(prepared / PASSPORT),
         evaluation=rows[-1] if rows else {},
@@ -138,7 +138,7 @@ def _training(facts: Facts) -> list[str]:
     lines += [f"Made with {', '.join(f'{name} {value}' for name, value in made.items())}."] if made else []
     asked = facts.settings.get("asked")
     if asked is not None and asked["init_from"] is not None:
-        lines += [f"It began with the weights of {Path(asked['init_from']).name}, whose licence holds for it too."]
+        lines += [f"It began with the weights of {Path(asked['init_from']).name}; their licence is not recorded here."]
     if (line := command(facts.name, asked)) is not None:
         lines += ["", "The command:", "", "```", line, "```"]
     return lines

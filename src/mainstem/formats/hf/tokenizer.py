@@ -36,6 +36,9 @@ def read(folder: Path) -> Tokenizer | None:
             raise DataError(f"{folder / SETTINGS}: {name} adds to every text, which is not done here; set it to false")
     file = folder / TOKENIZER
     if file.is_file():
+        after = json.dumps(_object(file).get("post_processor"))
+        if '"SpecialToken"' in after or '"cls"' in after:
+            raise DataError(f"{file}: its post_processor adds to every text, which is not done here; remove it")
         found = open_file(file)
     elif (names := _names(folder)) is None:
         return None
@@ -65,9 +68,6 @@ def open_file(file: Path) -> Tokenizer:
     """The tokenizer of a tokenizer.json, those that `content` made for bytes and characters included."""
     said = _json(file)
     if isinstance(said, dict):
-        after = json.dumps(said.get("post_processor"))
-        if '"SpecialToken"' in after or '"cls"' in after:
-            raise DataError(f"{file}: its post_processor adds tokens to every text, which is not done here; remove it")
         if said == json.loads(content(tokenizers.Bytes())):
             return tokenizers.Bytes()
         model = said.get("model")
