@@ -147,7 +147,7 @@ class ModelConfig(Config):
         self._check(self.rope_base > 0, "rope_base", "it must be above 0")
         self._check(self.attn_scale == AUTO or self.attn_scale > 0, "attn_scale", "above 0, or -1 for 1/sqrt(d_head)")
         self._check(0 <= self.dropout < 1, "dropout", "0 or more and below 1")
-        for field in _DROPOUTS:
+        for field in DROPOUTS:
             value = getattr(self, field)
             self._check(value == AUTO or 0 <= value < 1, field, "0 or more and below 1, or -1 for the common dropout")
         if self.d_head == AUTO and self.d_model % self.n_head:
@@ -161,7 +161,7 @@ class ModelConfig(Config):
 
     def resolved(self) -> "ModelConfig":
         """The same config with every derived field filled in."""
-        changes: dict[str, Any] = {name: self.dropout for name in _DROPOUTS if getattr(self, name) == AUTO}
+        changes: dict[str, Any] = {name: self.dropout for name in DROPOUTS if getattr(self, name) == AUTO}
         d_head = self.d_model // self.n_head if self.d_head == AUTO else self.d_head
         if self.d_mlp == AUTO:
             gated = self.activation in GATED
@@ -173,7 +173,7 @@ class ModelConfig(Config):
         return dataclasses.replace(self, d_head=d_head, **changes)
 
 
-_DROPOUTS = ("embd_dropout", "attn_dropout", "attn_out_dropout", "mlp_dropout", "mlp_out_dropout")
+DROPOUTS = ("embd_dropout", "attn_dropout", "attn_out_dropout", "mlp_dropout", "mlp_out_dropout")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from mainstem.config import ModelConfig
 from mainstem.errors import DataError
+from mainstem.formats.card import gather
 from mainstem.formats.load import load
 from mainstem.model.gpt import GPT
 from mainstem.training import checkpoint
@@ -236,6 +237,49 @@ def test_a_start_that_cannot_be_leaves_nothing(mainstem, folder, text, flags, sa
     assert said in result.err
     assert not Path("on").exists()
     assert mainstem(*line).code == 0
+
+
+@pytest.mark.parametrize("flags", [(), ("--model.dropout", "0.25"), ("--model.attn-dropout", "0.5")])
+def test_a_starts_dropouts_are_the_models_unless_typed(mainstem, folder, text, flags):
+    said = json.loads(Path(folder, "config.json").read_text()) | {"resid_pdrop": 0.1, "attn_pdrop": 0.2}
+    shutil.copytree(folder, "dropping")
+    Path("dropping/config.json").write_text(json.dumps(said))
+    line = ["train", "on", "--init-from", "dropping", "--data", text, "--steps", "1", "--batch-size", "2"]
+    assert mainstem(*line, *flags).code == 0
+    model = json.loads(Path("on/run.json").read_text())["model"]
+    names = ("embd_dropout", "attn_dropout", "attn_out_dropout", "mlp_dropout", "mlp_out_dropout")
+    expected = {(): [0, 0.2, 0.1, 0, 0.1], "--model.dropout": [0.25] * 5, "--model.attn-dropout": [0, 0.5, 0.1, 0, 0.1]}
+    assert [model[name] for name in names] == expected[flags[0] if flags else ()]
+
+
+def test_prepared_data_are_enough_once_a_run_has_begun(mainstem, folder, run, text):
+    """The source may be gone; and weights that cannot be read begin nothing."""
+    shutil.copytree(folder, "source")
+    line = ["train", "on", "--init_from", "source", "--data", str(run / "data"), "--batch-size", "2"]
+    assert mainstem(*line, "--steps", "2").code == 0
+    Path("source").rename("gone")
+    assert mainstem(*line, "--steps", "3", "--extend").code == 0
+    Path("gone/model.safetensors").write_bytes(b"")
+    Path("gone").rename("source")
+    assert mainstem(*line[:1], "new", *line[2:], "--steps", "1").code == 2
+    assert not Path("new/run.json").exists()
+
+
+def test_a_refused_run_takes_its_new_folders_away(mainstem, tmp_path):
+    (tmp_path / "mine").mkdir()
+    for place in ("new/a/b", "mine"):
+        assert mainstem("train", place, "--data", "nowhere.txt").code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_a_card_knows_the_run_wherever_it_is_asked(run, monkeypatch):
+    monkeypatch.chdir(checkpoint.folder.resolve(run))
+    model, tokenizer = load(".")
+    facts = gather(".", model.config, tokenizer)
+    assert facts.settings
+    assert facts.passport
+    assert facts.step == 12
 
 
 def test_a_start_without_a_tokenizer_needs_one(mainstem, folder, text):

@@ -212,3 +212,7 @@ def test_training_goes_on_from_an_import(mainstem, nano, tmp_path):
     result = mainstem("train", "on", "--init-from", "run", "--data", "text.txt", "--steps", "1", "--batch-size", "2")
     assert result.code == 0, result.err
     assert load("on")[1].hash == load("run")[1].hash
+    mainstem("import", "nanogpt", "ckpt.pt", "--out", "bare", TRUST)
+    line = ["train", "more", "--init-from", "bare", "--data", "text.txt", "--steps", "1", "--batch-size", "2"]
+    assert mainstem(*line).code == 2
+    assert mainstem(*line, "--tokenizer", "run").code == 0

@@ -232,8 +232,35 @@ def test_settings_of_a_file_that_change_ids_do_not(tmp_path):
         ({"model": json.loads(BPE.file)["model"] | {"dropout": 0.1}}, "dropout 0.1"),
     ):
         theirs.put(tmp_path, json.loads(BPE.file) | change, "tokenizer.json")
+        theirs.put(tmp_path, {}, "config.json")
         with pytest.raises(DataError, match=message):
             hf_tokenizer.read(tmp_path)
+
+
+def test_a_tokenizer_alone_may_add_to_texts_elsewhere(tmp_path):
+    """Here it does not; and what leaves with a model does not either."""
+    single = [{"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    special = {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [BPE.eot_id], "tokens": [END_OF_TEXT]}}
+    after = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
+    cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    theirs.put(tmp_path, json.loads(BPE.file) | {"post_processor": after, "truncation": cut}, "tokenizer.json")
+    found = tokenizer_of(tmp_path)
+    assert found.encode(KOREAN) == BPE.encode(KOREAN)
+    (tmp_path / "out").mkdir()
+    hf_tokenizer.write(tmp_path / "out", found, 8)
+    theirs.put(tmp_path / "out", {}, "config.json")
+    assert hf_tokenizer.read(tmp_path / "out").encode(KOREAN) == BPE.encode(KOREAN)
+    assert theirs.transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(KOREAN).input_ids == BPE.encode(KOREAN)
+
+
+def test_a_folder_of_a_tokenizer_alone_says_what_ends_a_text(tmp_path):
+    theirs.put(pair(tmp_path), byte_alphabet() | {"ab": 256, "EOS!": 257}, "vocab.json")
+    theirs.put(tmp_path, {"eos_token": "EOS!"}, "special_tokens_map.json")
+    found = tokenizer_of(tmp_path)
+    assert (found.eot_id, found.token_bytes[257]) == (257, b"")
+    theirs.put(tmp_path, {"eos_token": "gone", "pad_token": "EOS!"}, "special_tokens_map.json")
+    with pytest.raises(DataError, match=r"special_tokens_map\.json: eos_token 'gone'"):
+        tokenizer_of(tmp_path)
 
 
 def test_bytes_come_back_as_bytes(tmp_path):
@@ -266,6 +293,7 @@ def test_bytes_come_back_as_bytes(tmp_path):
 )
 def test_what_cannot_be_used_is_named(tmp_path, file, harm, said):
     path = pair(tmp_path) / file
+    theirs.put(tmp_path, {}, "config.json")
     if harm is None:
         path.unlink()
     elif file == "vocab.json" and harm == '{"a": 0}':

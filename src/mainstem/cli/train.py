@@ -15,9 +15,10 @@ from mainstem.cli.parse import Flat, Positional, Reading, parse
 from mainstem.cli.prepare import given_tokenizer, prepare
 from mainstem.cli.screen import Screen
 from mainstem.cli.signals import stoppable
-from mainstem.config import ModelConfig, TrainConfig
+from mainstem.config import AUTO, DROPOUTS, ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, DataError, Interrupted, RunError
 from mainstem.formats import run as runs
+from mainstem.formats import vocabulary
 from mainstem.presets import preset
 from mainstem.text import tokens
 from mainstem.text.corpus import BUNDLED, STDIN
@@ -97,6 +98,8 @@ def resumable(argv: Sequence[str]) -> Train:
     place = argv[0] if argv and not argv[0].startswith("-") else _typed(argv, "--out")
     while True:  # a RUN that stands behind the flags is known after the first parse alone
         default = _default(RunFolder(place or f"runs/{named or DEFAULT_PRESET}"), named, _typed(argv, "--init-from"))
+        if _typed(argv, "--model.dropout") is not None:  # it is the five's, whatever they were before
+            default = dataclasses.replace(default, model=default.model.replace(**dict.fromkeys(DROPOUTS, AUTO)))
         command = parse(Train, "train", argv, default)
         if place == (actual := command.run or command.out):
             break
@@ -118,10 +121,9 @@ def resumable(argv: Sequence[str]) -> Train:
 def _typed(argv: Sequence[str], flag: str) -> str | None:
     typed = None
     for i, word in enumerate(argv):
-        if word == flag and i + 1 < len(argv):
-            typed = argv[i + 1]
-        if word.startswith(flag + "="):
-            typed = word.partition("=")[2]
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == flag:
+            typed = value if equals else argv[i + 1] if i + 1 < len(argv) else typed
     return typed  # the last one counts, as for every flag
 
 
@@ -174,16 +176,19 @@ def _require_start(command: Train, source: str) -> None:
     there, here = (config.resolved().to_dict() for config in (runs.model_config(source), command.model))
     for name, value in there.items():
         if here[name] != value and name not in _FREE and not name.endswith("dropout"):
-            flag = name.replace("_", "-")
+            flag = ("no-" if here[name] is False else "") + name.replace("_", "-")
             raise ConfigError(f"--init-from {source}: {name} {value}, not {here[name]}; leave out --model.{flag}")
     if (stored := runs.stored(source)) != "fp32":
         raise RunError(f"--init-from {source}: its weights are {stored}, which cannot be trained; start from fp32 ones")
-    if not runs.has_tokenizer(source) and given_tokenizer(command.tokenizer) is None:
-        raise DataError(f"--init-from {source}: it has no tokenizer; put tokenizer.json inside, or give --tokenizer")
-    if runs.has_tokenizer(source):
-        given = given_tokenizer(command.tokenizer)
-        if given is None or given.hash != runs.tokenizer(source).hash:
-            raise DataError(f"--init-from {source}: its ids are of its own tokenizer; leave out --tokenizer")
+    given = given_tokenizer(command.tokenizer)
+    if not runs.has_tokenizer(source):
+        if given is None:
+            raise DataError(f"--init-from {source}: it has no tokenizer; put one inside, or give --tokenizer")
+        vocabulary.check(runs.model_config(source).vocab_size, given, f"--init-from {source}")
+        return
+    its = runs.tokenizer(source)
+    if its.hash != given.hash if given is not None else not its.kind == command.tokenizer == "byte":
+        raise DataError(f"--init-from {source}: its ids are of its own tokenizer; leave out --tokenizer")
 
 
 def _run(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], None]) -> dict[str, Any]:
@@ -228,10 +233,16 @@ def _run(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], 
 def prepared(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], None]) -> tokens.Prepared:
     """The token files that the command means: a prepared folder, or the run's own, made from text if need be."""
     if _is_prepared(command.data):
-        data, given = tokens.load(Path(command.data[0]), verify=True), given_tokenizer(command.tokenizer)
+        data = tokens.load(Path(command.data[0]), verify=True)
+        if folder.exists():  # whose hashes decide
+            return data
+        given = given_tokenizer(command.tokenizer)
         another_kind = given is None and command.tokenizer not in (Train.tokenizer, data.tokenizer.kind)
         if another_kind or (given is not None and given.hash != data.tokenizer.hash):
-            raise DataError(f"{command.data[0]}: made by another tokenizer than {command.tokenizer}; leave that out")
+            fix = "leave that out"
+            if command.tokenizer == command.init_from:
+                fix = f"prepare the text again, with --tokenizer {command.tokenizer}"
+            raise DataError(f"{command.data[0]}: made by another tokenizer than that of {command.tokenizer}; {fix}")
         if command.val or command.reading != Reading():
             raise DataError(f"{command.data[0]}: prepared already; give --val and how to read to `mainstem data`")
         return data

@@ -70,7 +70,7 @@ def gather(run: Path | str, config: ModelConfig, tokenizer: Tokenizer | None) ->
     """What the files of a RUN tell about its model, which is written with this config."""
     place = find(run)
     inside = run_of(place)
-    folder, step = (RunFolder(run), None) if inside is None else (inside, step_of(place))
+    folder, step = (RunFolder(run), None) if inside is None else (inside, step_of(place.resolve()))
     prepared = folder.prepared()
     rows = [row for row in read_rows(folder.metrics) if row.get("kind") == "eval" and row["step"] == step]
     card = place / CARD

@@ -77,8 +77,8 @@ def tokenizer(name: Path | str) -> Tokenizer:
     Raises DataError or RunError for what is none, and for a RUN without one.
     """
     path = Path(name)
-    alone = path.is_dir() and not is_run(path) and not (path / TOKENIZER).is_file() and hf_tokenizer.has_files(path)
-    if alone or (path.is_dir() and is_foreign(path)):
+    ours = is_run(path) and not is_foreign(path)
+    if path.is_dir() and not ours and not (path / tokens.PASSPORT).is_file():
         found = hf_tokenizer.read(path)
         if found is None:
             raise RunError(f"{path}: no tokenizer.json, and no vocab.json with merges.txt")

@@ -304,6 +304,9 @@ def _token_bytes(content: dict, vocab_size: int) -> list[bytes]:
         raise DataError("add_prefix_space puts a space before every text; only false can be used")
     if (normalizer := content["normalizer"]) is not None and normalizer["type"] not in KEEP_TEXT:
         raise DataError(f"a normalizer of type {normalizer['type']} changes the text; only {KEEP_TEXT[0]} can be used")
+    for token in content["added_tokens"]:
+        if not token["special"] and (token.get("lstrip") or token.get("rstrip")):
+            raise DataError(f"its added token {token['content']!r} takes the spaces beside it (lstrip, rstrip)")
     byte_of = byte_alphabet()
     added = {token["id"]: token for token in content["added_tokens"]}
     table = [b""] * vocab_size

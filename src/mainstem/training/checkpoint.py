@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mainstem import durable
 from mainstem.config import ModelConfig
-from mainstem.errors import RunError, TrainingFailed
+from mainstem.errors import RunError, TrainingFailed, shown
 from mainstem.model import quantize
 from mainstem.model.gpt import GPT
 from mainstem.text import tokenizer as tokenizers
@@ -126,7 +126,8 @@ def fill(
     wanted = {theirs(name): name for name in ours}
     apart = "they do not belong together"
     for key in sorted(wanted.keys() ^ set(tensors)):
-        what = f"it lacks {key}, which the config has" if key in wanted else f"it has {key}, and the config has not"
+        said = shown(key)[1:-1]
+        what = f"it lacks {said}, which the config has" if key in wanted else f"it has {said}, and the config has not"
         raise RunError(f"{place(key)}: {what}; {apart}")
     for key, name in wanted.items():
         tensor, found = ours[name], tensors[key]

@@ -93,12 +93,14 @@ class RunFolder:
             raise RunError(f"{self.path}: checkpoints and no run.json; restore that, or choose another folder")
         if self.path.name == "checkpoints" or _STEP.match(self.path.name):
             raise RunError(f"{self.path}: a place inside a run folder; name the run folder itself, or another")
-        fresh = not self.path.exists()
+        here = self.path.absolute()
+        fresh = [folder for folder in (here, *here.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self.path}: cannot be made ({error.strerror}); choose another with --out") from None
         lock = self.path / "lock"
+        unlocked = not lock.exists()
         with open(lock, "a+", encoding="utf-8") as file:
             if not _try_lock(file.fileno()):
                 file.seek(0)
@@ -117,8 +119,11 @@ class RunFolder:
             finally:
                 self._held = False
                 file.truncate(0)
-                if fresh and [path.name for path in self.path.iterdir()] == [lock.name]:  # refused before it began
-                    shutil.rmtree(self.path, ignore_errors=True)
+                if unlocked and not self.exists():  # refused before it began: what was not there goes again
+                    lock.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        for folder in fresh:
+                            folder.rmdir()
 
     def found(self) -> list[Path]:
         """Every checkpoint folder by step, sound or not."""
@@ -183,6 +188,7 @@ class RunFolder:
 
 def run_of(checkpoint: Path) -> RunFolder | None:
     """The run in which a checkpoint folder stands; None for one that stands alone."""
+    checkpoint = checkpoint.resolve()
     run = RunFolder(checkpoint.parent.parent)
     inside = _STEP.match(checkpoint.name) and checkpoint.parent == run.checkpoints and run.exists()
     return run if inside else None

@@ -104,9 +104,9 @@ class Training:
         newest, passed_over = self.run.newest()
         for fault in passed_over:
             yield Notice(f"passed over {fault}")
-        yield from self._keep_settings(newest)
         if newest is None and self.init_from is not None:
             self._take_weights(self.init_from)
+        yield from self._keep_settings(newest)
         if newest is not None:
             self.done = checkpoint.resume(newest, self.model, self.optimizer)["step"]
             yield Notice(f"resumed at step {self.done:,} of {config.steps:,} from {newest}")
@@ -138,9 +138,8 @@ class Training:
         if (weights := weights_of(model)) != "fp32":
             raise RunError(f"{source}: its weights are {weights}; take the model that they were made from")
         theirs = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        if tokenizer is not None:
-            for name in theirs.keys() & {"wte.weight", "lm_head.weight"}:
-                theirs[name] = theirs[name][: tokenizer.vocab_size]
+        for name in theirs.keys() & {"wte.weight", "lm_head.weight"}:
+            theirs[name] = theirs[name][: self.data.tokenizer.vocab_size]
         checkpoint.fill(self.model, theirs, lambda name: source)
 
     def _batch(self) -> tuple[torch.Tensor, torch.Tensor]:

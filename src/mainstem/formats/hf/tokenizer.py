@@ -14,6 +14,7 @@ from mainstem.errors import DataError, RunError
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import END_OF_TEXT, Tokenizer, byte_alphabet
 from mainstem.text.tokens import TOKENIZER
+from mainstem.training.folder import CONFIG
 
 VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
 _PAIRS = ((VOCABULARY, MERGES), ("encoder.json", "vocab.bpe"))
@@ -21,6 +22,8 @@ _PAIRS = ((VOCABULARY, MERGES), ("encoder.json", "vocab.bpe"))
 SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 """GPT-2's pattern, then bytes."""
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""GPT-2's pattern, where a file writes it out."""
 _PER_CHARACTER = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
 _BRACKETED = re.compile(r"[<\[].*[>\]]$")
 """How trainers write what they add to a vocabulary, which no merge makes."""
@@ -29,22 +32,31 @@ _CHANGE_IDS = ("add_prefix_space", "add_bos_token", "add_eos_token")
 
 
 def read(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder; None where it has no such file. DataError for one that cannot be used as it is."""
-    settings = _object(folder / SPECIAL) | _object(folder / SETTINGS)
+    """The tokenizer of a folder; None where it has no such file. DataError for one that cannot be used as it is.
+
+    Beside a model it must give the ids that the model was trained on, so what adds to every text is refused there.
+    """
+    named, settings = _object(folder / SPECIAL), _object(folder / SETTINGS)
+    file, with_model = folder / TOKENIZER, (folder / CONFIG).is_file()
     for name in _CHANGE_IDS:
-        if settings.get(name):
+        if with_model and settings.get(name):
             raise DataError(f"{folder / SETTINGS}: {name} adds to every text, which is not done here; set it to false")
-    file = folder / TOKENIZER
     if file.is_file():
-        after = json.dumps(_object(file).get("post_processor"))
-        if '"SpecialToken"' in after or '"cls"' in after:
+        if with_model and _adds(_object(file).get("post_processor")):
             raise DataError(f"{file}: its post_processor adds to every text, which is not done here; remove it")
         found = open_file(file)
     elif (names := _names(folder)) is None:
         return None
     else:
-        found = _from_pairs(folder, names, _special(settings))
-    return _ending(found, _text(settings.get("eos_token")), folder / SETTINGS)
+        found = _from_pairs(folder, names, _special(named | settings))
+    where = folder / (SETTINGS if "eos_token" in settings else SPECIAL)
+    return _ending(found, _text((named | settings).get("eos_token")), where)
+
+
+def _adds(post_processor: Any) -> bool:
+    """Whether it puts tokens before or after a text."""
+    text = json.dumps(post_processor)
+    return '"SpecialToken"' in text or '"cls"' in text
 
 
 def _names(folder: Path) -> tuple[str, str] | None:
@@ -153,7 +165,7 @@ def _from_pairs(folder: Path, names: tuple[str, str], special: set[str]) -> Toke
         if len(pair) != 2 or not {pair[0], pair[1], "".join(pair)} <= ids.keys():
             raise DataError(f"{merges}, line {number}: {line!r} is no pair of tokens of {vocabulary.name}")
         pairs.append(pair)
-    made = {"".join(pair) for pair in pairs}
+    made = {"".join(pair) for pair in pairs} | special
     if lost := [token for token in ids if len(token) > 1 and token not in made and not _BRACKETED.match(token)]:
         raise DataError(f"{merges}: no line makes {lost[0]!r}, a token of {vocabulary.name}; fetch both files again")
     added = {END_OF_TEXT: ids[END_OF_TEXT]} if END_OF_TEXT in ids else {}
@@ -194,11 +206,13 @@ def content(tokenizer: Tokenizer) -> str:
     A character outside the alphabet is an error there too: the token for it, which the library asks for, has no id.
     """
     if isinstance(tokenizer, tokenizers.BPE):
-        if tokenizer.end_of_text == END_OF_TEXT:
-            return tokenizer.file
         said = json.loads(tokenizer.file)
-        del said["end_of_text"]  # which no other program knows; `write` says it in its own way
-        return json.dumps(said, ensure_ascii=False, indent=2)
+        plain = said | dict.fromkeys(("truncation", "padding"))  # which are not done here
+        plain.pop("end_of_text", None)  # no other program knows it; `write` says it in its own way
+        if _adds(said.get("post_processor")):
+            plain["post_processor"] = None
+        changed = any(said.get(name) != plain.get(name) for name in (*said, *plain))
+        return json.dumps(plain, ensure_ascii=False, indent=2) if changed else tokenizer.file
     end = {} if tokenizer.eot_id is None else {END_OF_TEXT: tokenizer.eot_id}
     if tokenizer.kind == "byte":
         splits = {**_BYTE_LEVEL, "use_regex": False}
@@ -240,7 +254,10 @@ def unlike_gpt2(tokenizer: Tokenizer) -> str | None:
         return f"a normalizer ({said['normalizer']['type']})"
     if model.get("ignore_merges"):
         return "whole words besides (ignore_merges)"
-    if merges(tokenizer) and first.get("pattern") != {"Regex": tokenizers.PIECES} and not first.get("use_regex"):
+    if any(token.get("single_word") for token in said["added_tokens"]):
+        return "tokens that are found as whole words alone (single_word)"
+    known = first.get("use_regex") or first.get("pattern") in ({"Regex": tokenizers.PIECES}, {"Regex": _GPT2})
+    if merges(tokenizer) and not known:
         return "a pattern of its own"
     return None
 
