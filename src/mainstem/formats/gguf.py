@@ -45,14 +45,15 @@ def write(
     """Write a file, whole or not at all; rows past the tokenizer's ids are left out.
 
     Args:
-        path: the file; one that is there is replaced.
+        path: the file; a GGUF file that is there is replaced.
         model: any that the layout holds; narrow matrices are widened first.
         tokenizer: a byte-level BPE, or bytes. Without one the file takes ids and gives ids.
         dtype: of the matrices and the embedding, a key of DTYPES; positions, norms and biases are float32.
         facts: for `general.*`, such as name, license and description.
 
     Raises ConfigError as `Layout.require` does and for a dtype that the shapes do not allow, DataError for a tokenizer
-    that the format cannot hold, UserError where gguf is not installed, TrainingFailed on a full disk.
+    that the format cannot hold, RunError where another kind of file is there, UserError where gguf is not installed,
+    TrainingFailed on a full disk.
     """
     gguf, config = _package(), model.config
     replaceable(path)

@@ -27,6 +27,7 @@ class Layout:
     by_depth: bool = False
     """Whether attn_scale may be divided by the block's number."""
     least_blocks: int = 0
+    """Blocks, at least."""
     least_head: int = 1
     """The width of a head, at least."""
 

@@ -35,6 +35,7 @@ _READ: dict[str, tuple[type, Any]] = {  # its type, and what it is where the fil
     "resid_pdrop": (float, 0.1),
 }  # fmt: skip
 _TOO_MANY = 1 << 31
+"""From here on no field is a number of anything."""
 _ONLY: dict[str, tuple[Any, ...]] = {  # what else it may be would be another model, or code of the folder's own
     "model_type": ("gpt2",), "add_cross_attention": (False,), "is_encoder_decoder": (False,),
     "pruned_heads": ({}, None), "auto_map": (None,), "quantization_config": (None,),
@@ -63,8 +64,6 @@ _CHANGE_NOTHING = frozenset((
     "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
     "suppress_tokens", "begin_suppress_tokens",
 ))  # fmt: skip
-
-
 _THEIRS = {
     "n_ctx": "n_positions", "d_model": "n_embd", "d_mlp": "n_inner", "norm_eps": "layer_norm_epsilon",
     "embd_dropout": "embd_pdrop", "attn_dropout": "attn_pdrop", "attn_out_dropout": "resid_pdrop",
@@ -81,8 +80,7 @@ def read(path: Path) -> ModelConfig:
     values = _values(said, file)
     if values["n_head"] < 1 or values["n_embd"] % values["n_head"]:
         raise RunError(f"{file}: n_head {values['n_head']} does not divide n_embd {values['n_embd']}")
-    scale, d_head = values["scale_attn_weights"], values["n_embd"] // max(1, values["n_head"])
-    dropouts = {"attn_out_dropout": values["resid_pdrop"], "mlp_out_dropout": values["resid_pdrop"]}
+    d_head = max(1, values["n_embd"] // values["n_head"])
     try:
         return ModelConfig(
             vocab_size=values["vocab_size"],
@@ -93,13 +91,14 @@ def read(path: Path) -> ModelConfig:
             d_mlp=4 * values["n_embd"] if values["n_inner"] is None else values["n_inner"],
             norm_eps=values["layer_norm_epsilon"],
             activation=ACTIVATIONS[values["activation_function"]],
-            attn_scale=max(1, d_head) ** -0.5 if scale else 1.0,
+            attn_scale=d_head**-0.5 if values["scale_attn_weights"] else 1.0,
             attn_scale_by_depth=values["scale_attn_by_inverse_layer_idx"],
             embd_dropout=values["embd_pdrop"],
             attn_dropout=values["attn_pdrop"],
+            attn_out_dropout=values["resid_pdrop"],
             mlp_dropout=0.0,
+            mlp_out_dropout=values["resid_pdrop"],
             tie_embeddings=values["tie_word_embeddings"],
-            **dropouts,
         ).resolved()
     except ConfigError as error:
         field, _, rest = str(error).partition(":")
