@@ -18,7 +18,7 @@ demo: setup
 
 bard: setup
 	$(BIN)/mainstem train runs/bard --preset bard
-	$(BIN)/python tests/training/make_bundled_model.py runs/bard
+	$(BIN)/python tests/runs/make_bundled_model.py runs/bard
 
 test: setup
 	$(BIN)/python -m pytest

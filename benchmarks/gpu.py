@@ -34,11 +34,11 @@ from mainstem.generation.decoding import generate_ids
 from mainstem.model.gpt import GPT
 from mainstem.model.kernels.choice import cases, faster, seconds
 from mainstem.presets import PRESETS
+from mainstem.runs.folder import RunFolder
 from mainstem.text.corpus import Source
 from mainstem.text.tokens import Prepared, prepare
 from mainstem.training.device import Device
 from mainstem.training.events import Saved, Step
-from mainstem.training.folder import RunFolder
 from mainstem.training.loop import Training
 
 SHAPES = {"small": ("andrea-nano", 64), "andrea-120m": ("andrea-120m", 16), "gpt2": ("gpt2", 16)}

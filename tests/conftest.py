@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from mainstem.runs.folder import RunFolder
 from mainstem.text import tokens
 from mainstem.text.corpus import Source
-from mainstem.training.folder import RunFolder
 
 settings.register_profile("no deadline", deadline=None)  # other work on the machine is no fault of a test
 settings.load_profile("no deadline")
@@ -28,7 +28,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_power_is_lost() -> Iterator[None]:
-    """Waiting for the disk would be half the time; `test_durable` holds what is flushed, and when."""
+    """Waiting for the disk would be half the time; `test_atomic` holds what is flushed, and when."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -64,10 +64,11 @@ def data(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tokens.Prepare
 @pytest.fixture(scope="session")
 def trained(data: tokens.Prepared, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of 12 steps, saved and evaluated at 4, 8 and 12; copy it before you harm it."""
-    import runs
+    import training_runs
 
     folder = tmp_path_factory.mktemp("trained") / "run"
-    runs.finish(runs.training(folder, runs.cut(data), keep=3, save_every=4, eval_every=4, vitals_every=4))
+    often = {"save_every": 4, "eval_every": 4, "vitals_every": 4}
+    training_runs.finish(training_runs.training(folder, training_runs.cut(data), keep=3, **often))
     return RunFolder(folder)
 
 

@@ -15,9 +15,9 @@ from mainstem.cli.bench import time_to_loss as command
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, DataError
 from mainstem.presets import PRESETS, Preset, preset
+from mainstem.runs.folder import RunFolder
 from mainstem.text.corpus import Source
 from mainstem.text.tokens import prepare
-from mainstem.training.folder import RunFolder
 from mainstem.training.loop import Training
 
 TEXT = "".join(itertools.islice(itertools.cycle("the cat sat on the mat. "), 1200))

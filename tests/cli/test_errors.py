@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstem.training.folder import RunFolder
+from mainstem.runs.folder import RunFolder
 
 
 def harmed(run, file, how):
@@ -153,7 +153,7 @@ def test_json_nested_without_end_is_named(mainstem):
 
 def test_weights_alone_point_to_init_from(mainstem, small_run):
     """C10."""
-    from mainstem.training import checkpoint
+    from mainstem.runs import checkpoint
 
     shutil.copytree(small_run, "run")
     model, tokenizer = checkpoint.load(small_run)

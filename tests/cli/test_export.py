@@ -12,7 +12,7 @@ from mainstem.errors import DataError
 from mainstem.formats.card import gather
 from mainstem.formats.load import load
 from mainstem.model.gpt import GPT
-from mainstem.training import checkpoint
+from mainstem.runs import checkpoint
 
 GREEDY = ("--temperature", "0", "--max-new-tokens", "8", "--json")
 

@@ -98,7 +98,7 @@ def test_a_character_that_the_model_does_not_know_is_named(mainstem, shape, tmp_
 
 
 def test_a_checkpoint_without_a_tokenizer_says_so(mainstem, small_run, tmp_path):
-    from mainstem.training import checkpoint
+    from mainstem.runs import checkpoint
 
     model, _ = checkpoint.load(small_run)
     checkpoint.save(tmp_path / "step-00000001", model, None)
@@ -112,8 +112,8 @@ def test_a_checkpoint_without_a_tokenizer_says_so(mainstem, small_run, tmp_path)
 
 def test_narrow_weights(say, mainstem, small_run, tmp_path):
     """What is said of them; a run that has them keeps them, and is not narrowed again."""
-    from mainstem.model.quantize import narrow
-    from mainstem.training import checkpoint
+    from mainstem.model.quantized import quantize
+    from mainstem.runs import checkpoint
 
     found = say("the river", "--json").json
     assert found["weights"] == "fp32"
@@ -121,7 +121,7 @@ def test_narrow_weights(say, mainstem, small_run, tmp_path):
     int8 = say("the river", "--dtype", "int8", "--json").json
     assert int8["weights"] == "int8"
     model, tokenizer = checkpoint.load(small_run)
-    checkpoint.save(tmp_path / "step-00000001", narrow(model, "int8"), tokenizer)
+    checkpoint.save(tmp_path / "step-00000001", quantize(model, "int8"), tokenizer)
     line = ("generate", tmp_path / "step-00000001", "the river", "--max-new-tokens", "12", "--json")
     assert mainstem(*line).json["text"] == int8["text"]
     assert mainstem(*line, "--dtype", "int8").json["text"] == int8["text"]

@@ -185,7 +185,7 @@ def test_what_is_no_checkpoint_is_one_line(mainstem, nano, tmp_path, harm):
 
 
 def test_a_full_disk_leaves_nothing(mainstem, nano, monkeypatch):
-    from mainstem.training import checkpoint
+    from mainstem.runs import checkpoint
 
     def full(*arguments):
         raise OSError(28, "No space left on device")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import runs
+import training_runs
 from mainstem.cli import demo
 from mainstem.config import ModelConfig
 from mainstem.presets import PRESETS, Preset
-from mainstem.training.folder import RunFolder, read_rows
+from mainstem.runs.folder import RunFolder, read_rows
 
 LAST = "checkpoints/step-00000012"
 
@@ -53,7 +53,7 @@ def test_the_same_line_resumes(mainstem, shape):
     again = mainstem("train", "run", *shape, "--json")
     assert f"passed over run/{LAST}: no manifest.json" in notes(again)
     assert "resumed at step 8 of 12 from run/checkpoints/step-00000008" in notes(again)
-    assert runs.end(RunFolder("run")) == runs.end(RunFolder("whole"))
+    assert training_runs.end(RunFolder("run")) == training_runs.end(RunFolder("whole"))
 
 
 @pytest.mark.parametrize("line", ["", "--steps 12", "--seed 1 --batch-size 8", "--model.d-model 32"])
@@ -227,7 +227,7 @@ def test_a_signal_saves_at_that_step_and_the_same_line_resumes(mainstem, process
     if signum == signal.SIGTERM:
         assert mainstem("train", "run", *line).code == 0
         assert mainstem("train", "whole", *line).code == 0
-        assert runs.end(run) == runs.end(RunFolder(tmp_path / "whole"))
+        assert training_runs.end(run) == training_runs.end(RunFolder(tmp_path / "whole"))
 
 
 def test_the_demo_is_the_whole_trip(mainstem, text, monkeypatch):

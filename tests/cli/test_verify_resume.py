@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from mainstem.cli import verify_resume
-from mainstem.training.folder import RunFolder
+from mainstem.runs.folder import RunFolder
 
 
 def test_four_kills_and_a_request_to_stop_change_nothing(mainstem, text, monkeypatch):

@@ -15,8 +15,8 @@ from theirs import refusal
 from mainstem.formats import run
 from mainstem.formats.hf import folder as hf
 from mainstem.formats.load import load
+from mainstem.runs import checkpoint
 from mainstem.text.tokenizer import Characters
-from mainstem.training import checkpoint
 from models import build, few, small
 
 IDS = torch.arange(8)[None]

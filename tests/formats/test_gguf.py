@@ -14,7 +14,7 @@ from mainstem.formats import gguf
 from mainstem.formats.hf import folder as hf
 from mainstem.formats.keys import weights
 from mainstem.generation.decoding import generate_ids
-from mainstem.model.quantize import narrow
+from mainstem.model.quantized import quantize
 from mainstem.presets import PRESETS
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import END_OF_TEXT, Bytes, Characters
@@ -89,7 +89,7 @@ def test_matrices_are_rounded_as_asked_and_nothing_else_is(tmp_path, dtype, kind
 
 
 def test_a_narrow_model_is_widened(tmp_path):
-    model = narrow(made(), "int8")
+    model = quantize(made(), "int8")
     tensors, _, _ = written(tmp_path, model)
     assert torch.equal(tensors["token_embd.weight"], model.wte.weight)
 

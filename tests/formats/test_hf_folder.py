@@ -18,10 +18,10 @@ from mainstem.errors import ConfigError, DataError, RunError, TrainingFailed
 from mainstem.formats.hf import folder as hf
 from mainstem.formats.load import load
 from mainstem.generation.decoding import generate_ids
-from mainstem.model.quantize import narrow
+from mainstem.model.quantized import quantize
+from mainstem.runs import checkpoint
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import Characters
-from mainstem.training import checkpoint
 from models import build, configs, error, few, small
 
 IDS = torch.arange(8)[None]
@@ -133,7 +133,7 @@ def test_biases_that_a_model_has_not_are_zeros(tmp_path):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("weights", ["bf16", "int8"])
 def test_narrow_models_are_widened(tmp_path, weights, tied):
-    model = narrow(float32(small(tie_embeddings=tied)), weights)
+    model = quantize(float32(small(tie_embeddings=tied)), weights)
     hf.write(tmp_path / "out", model, None)
     assert {tensor.dtype for tensor in load_file(tmp_path / "out" / MODEL).values()} == {torch.float32}
     assert torch.equal(load(tmp_path / "out")[0](IDS), model(IDS))

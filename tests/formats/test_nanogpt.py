@@ -14,7 +14,7 @@ from formats import karpathy
 from formats.karpathy import ARGS, C, H, L, T, V, checkpoint
 from mainstem.errors import ConfigError, RunError, UserError
 from mainstem.formats import nanogpt
-from mainstem.training import checkpoint as ours
+from mainstem.runs import checkpoint as ours
 
 IDS = torch.randint(V, (3, T), generator=torch.Generator().manual_seed(5))
 

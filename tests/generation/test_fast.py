@@ -19,7 +19,7 @@ from mainstem.generation.cache import KVCache
 from mainstem.generation.decoding import generate_ids
 from mainstem.generation.fast import Stepper
 from mainstem.model.gpt import GPT
-from mainstem.model.quantize import narrow, weights_of
+from mainstem.model.quantized import quantize, weights_of
 from models import ROWS, build, configs, error, small
 
 pytestmark = pytest.mark.usefixtures("compiled_step")
@@ -29,7 +29,7 @@ GREEDY = Sampling(temperature=0)
 
 
 def stored(model, weights):
-    return model if weights == "fp32" else narrow(model, weights)
+    return model if weights == "fp32" else quantize(model, weights)
 
 
 def ids_of(config, rows, length=8):

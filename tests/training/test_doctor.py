@@ -10,9 +10,9 @@ from mainstem import counts
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import TrainingFailed
 from mainstem.presets import PRESETS
+from mainstem.runs.folder import RunFolder, append_row, read_rows
 from mainstem.training import doctor
-from mainstem.training.folder import RunFolder, append_row, read_rows
-from runs import cut, finish, training
+from training_runs import cut, finish, training
 
 MODEL, TRAIN = PRESETS["tiny"].model, PRESETS["tiny"].train.replace(steps=400)
 

@@ -13,7 +13,7 @@ from mainstem.model.gpt import GPT
 from mainstem.text.tokens import bytes_per_token
 from mainstem.training.evaluate import IGNORED, bigram_bits_per_byte, evaluate, loss_sum
 from models import build, small
-from runs import cut
+from training_runs import cut
 
 IDS = np.random.default_rng(1).integers(11, size=61)
 ONE_BYTE = np.ones(11, np.int64)

@@ -8,19 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mainstem import durable
+from mainstem import atomic
 from mainstem.config import OPTIMIZERS
 from mainstem.errors import DataError, Interrupted, RunError, TrainingFailed
 from mainstem.model.kernels.equip import equip
+from mainstem.runs import checkpoint
+from mainstem.runs.folder import RunFolder, append_row, read_rows
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text import tokens
 from mainstem.text.corpus import Source
-from mainstem.training import checkpoint, loop
+from mainstem.training import loop
 from mainstem.training import step as train_step
 from mainstem.training.events import Evaluated, Evaluating, Notice, Observed, Sampled, Saved, Step
-from mainstem.training.folder import RunFolder, append_row, read_rows
 from mainstem.training.optim import Optimizer
-from runs import EPOCH, TENSORS, StopAt, cut, end, finish, training
+from training_runs import EPOCH, TENSORS, StopAt, cut, end, finish, training
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_compiling_leaves_training_on(small, whole, tmp_path, monkeypatch):
 # --- damage
 
 
-@pytest.mark.parametrize("file", [*TENSORS, "state.json", durable.MANIFEST])
+@pytest.mark.parametrize("file", [*TENSORS, "state.json", atomic.MANIFEST])
 def test_a_damaged_newest_checkpoint_is_passed_over(small, whole, tmp_path, file):
     """C1: it is said, and the end is the same."""
     changes = {"model": {"dropout": 0.1}, "vitals_every": 3}
@@ -171,7 +172,7 @@ def test_without_a_sound_checkpoint_it_starts_again(small, whole, tmp_path):
     stopped(tmp_path / "run", small, 6, **changes)
     run = RunFolder(tmp_path / "run")
     for path in run.found():
-        (path / durable.MANIFEST).unlink()
+        (path / atomic.MANIFEST).unlink()
     said = notices(finish(training(tmp_path / "run", small, **changes)))
     assert "no checkpoint was sound; started again from step 0" in said
     assert end(run) == whole["adamw"]
@@ -180,9 +181,9 @@ def test_without_a_sound_checkpoint_it_starts_again(small, whole, tmp_path):
 def test_a_stop_on_a_damaged_checkpoint_of_the_same_step_saves_again(small, tmp_path):
     stopped(tmp_path / "run", small, 9)
     run = RunFolder(tmp_path / "run")
-    (run.checkpoint_at(6) / durable.MANIFEST).unlink()
+    (run.checkpoint_at(6) / atomic.MANIFEST).unlink()
     assert stopped(tmp_path / "run", small, 1)  # from step 5 to step 6
-    assert durable.fault(run.checkpoint_at(6)) is None
+    assert atomic.fault(run.checkpoint_at(6)) is None
 
 
 def test_rows_past_the_resumed_step_are_cut(small, tmp_path):
@@ -195,7 +196,7 @@ def test_rows_past_the_resumed_step_are_cut(small, tmp_path):
     append_row(run.metrics, {"kind": "failure", "step": 3, "where": "x", "lr": 1})
     with open(run.metrics, "a") as file:
         file.write('{"kind": "tr')
-    (run.checkpoint_at(6) / durable.MANIFEST).unlink()
+    (run.checkpoint_at(6) / atomic.MANIFEST).unlink()
     events = training(tmp_path / "run", small, vitals_every=1).events()
     next(event for event in events if isinstance(event, Step))
     events.close()
@@ -218,7 +219,7 @@ def test_best_and_last_are_kept_apart(small, tmp_path, monkeypatch):
     assert run.named("best") == run.checkpoint_at(4)
     assert run.named("last") == run.checkpoint_at(12)
     assert run.found() == [run.checkpoint_at(4), run.checkpoint_at(12)]
-    assert durable.read_json(run.path / "best.json")["loss"] == 2.0
+    assert atomic.read_json(run.path / "best.json")["loss"] == 2.0
     opened, _ = checkpoint.load(run.path)
     weights = load_file(run.checkpoint_at(4) / checkpoint.MODEL)
     assert all(torch.equal(weights[name], p) for name, p in opened.named_parameters())

@@ -14,13 +14,13 @@ from mainstem.generation.cache import KVCache
 from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.tap import Recorder
+from mainstem.runs.folder import RunFolder
 from mainstem.training import doctor, loop
 from mainstem.training.device import Device
 from mainstem.training.evaluate import loss_sum
 from mainstem.training.events import Notice
-from mainstem.training.folder import RunFolder
 from models import build, configs, few, kept, small, tokens
-from runs import PACE, SHAPE, StopAt, cut, end, finish, training
+from training_runs import PACE, SHAPE, StopAt, cut, end, finish, training
 
 DROPOUT = {"dropout": 0.1}
 KERNELS = "numba" if importlib.util.find_spec("numba") else "torch"

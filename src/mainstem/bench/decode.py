@@ -22,7 +22,7 @@ from mainstem.generation import compiled
 from mainstem.generation.decoding import stream
 from mainstem.generation.packed import Packed
 from mainstem.model.gpt import GPT
-from mainstem.model.quantize import narrow
+from mainstem.model.quantized import quantize
 from mainstem.text import tokens
 from mainstem.training.evaluate import evaluate
 
@@ -87,9 +87,9 @@ class _Sides:
     def __init__(self, model: GPT, prompt: Sequence[int], folder: Path):
         self.notes: list[str] = []
         self.first: dict[str, list[float]] = {}
-        int8 = narrow(model, "int8")
+        int8 = quantize(model, "int8")
         self._made: dict[str, Side] = {
-            "fp32": ours(model, prompt), "int8": ours(int8, prompt), "bf16": ours(narrow(model, "bf16"), prompt),
+            "fp32": ours(model, prompt), "int8": ours(int8, prompt), "bf16": ours(quantize(model, "bf16"), prompt),
             "batch": ours(model, prompt, BATCH),
         }  # fmt: skip
         try:
@@ -213,7 +213,7 @@ def _losses(run: str, data: str | None) -> dict[str, float]:
     if tokenizer is None:
         raise DataError(f"{run}: no tokenizer is there, so no text can be read; give another --run")
     val, sizes = prepared(run, data, tokenizer).val, tokens.bytes_per_token(tokenizer)
-    every = {"fp32": model, "bf16": narrow(model, "bf16"), "int8": narrow(model, "int8")}
+    every = {"fp32": model, "bf16": quantize(model, "bf16"), "int8": quantize(model, "int8")}
     return {name: evaluate(each, val, sizes).loss for name, each in every.items()}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mainstem.errors import RunError, TrainingFailed
-from mainstem.training.origin import commit
+from mainstem.runs.provenance import commit
 
 RATES = ("ratio", "speedup", "growth")
 """Ends of the names of figures, beside those that say what is over what."""

@@ -25,7 +25,7 @@ from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
-from mainstem.stream.reading.writes import wide
+from mainstem.stream.analysis.writes import wide
 from mainstem.stream.record import Record
 
 KINDS = ("induction", "duplicate", "previous", "current", "first")

@@ -24,7 +24,7 @@ from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.norms import Norm
-from mainstem.stream.reading.writes import wide
+from mainstem.stream.analysis.writes import wide
 
 CANDIDATES = 10
 """Pairs of source and destination that are looked at, in each head, for each skip-trigram that is wanted."""

@@ -28,7 +28,7 @@ from mainstem.model.attention import Attention
 from mainstem.model.gpt import GPT
 from mainstem.model.norms import Empty, LayerNorm, Norm
 from mainstem.model.stack import places
-from mainstem.stream.reading.writes import wide
+from mainstem.stream.analysis.writes import wide
 
 DIRECTION_ONLY = "direction only, for QK-norm fixes the length of what is read"
 

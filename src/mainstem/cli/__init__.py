@@ -95,7 +95,7 @@ def _failed(argv: list[str], message: str, code: int, facts: Mapping[str, object
     """One message on stderr, and with --json one object on stdout."""
     print(f"mainstem: {message}", file=sys.stderr)
     if "--json" in argv:
-        from mainstem.durable import to_json
+        from mainstem.atomic import to_json
 
         print(to_json({**facts, "error": message, "exit_code": code}, encoding=sys.stdout.encoding or "utf-8"))
     return code

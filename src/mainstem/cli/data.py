@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mainstem.cli.parse import Flat, Positional, Reading, parse
-from mainstem.cli.prepare import prepare
-from mainstem.cli.screen import Screen
-from mainstem.cli.signals import stoppable
+from mainstem.cli.parts.parse import Flat, Positional, Reading, parse
+from mainstem.cli.parts.prepare import prepare
+from mainstem.cli.parts.screen import Screen
+from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import DataError
 from mainstem.text.tokenizer import DEFAULT_VOCAB_SIZE
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mainstem.cli import train
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
-from mainstem.cli.signals import stoppable
-from mainstem.training.folder import RunFolder
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
+from mainstem.cli.parts.signals import stoppable
+from mainstem.runs.folder import RunFolder
 
 PRESET, PROMPT = "andrea-nano", "ROMEO:"
 

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mainstem import counts
-from mainstem.cli.parse import Positional, parse
-from mainstem.cli.screen import Screen
+from mainstem.cli.parts.parse import Positional, parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import UserError, nearest
 from mainstem.formats.run import is_run
 from mainstem.presets import PRESETS
+from mainstem.runs.folder import BUNDLED, RunFolder
 from mainstem.text import tokens
 from mainstem.training import doctor
-from mainstem.training.folder import BUNDLED, RunFolder
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mainstem.cli.parse import Flat, Positional, parse
-from mainstem.cli.screen import Screen
-from mainstem.cli.signals import stoppable
+from mainstem.cli.parts.parse import Flat, Positional, parse
+from mainstem.cli.parts.screen import Screen
+from mainstem.cli.parts.signals import stoppable
 from mainstem.config import Sampling
 from mainstem.errors import DataError, UserError
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
     from mainstem.formats.load import load
     from mainstem.generation.cache import KVCache
     from mainstem.generation.decoding import Chunk, stream
-    from mainstem.model.quantize import narrow, weights_of
+    from mainstem.model.quantized import quantize, weights_of
     from mainstem.training.device import Device
 
     model, tokenizer = load(command.run, screen.note)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
     if command.dtype not in (None, have := weights_of(model)):
         if have != "fp32":
             raise UserError(f"--dtype {command.dtype}: the run's weights are {have}; leave it out")
-        model = narrow(model, str(command.dtype))
+        model = quantize(model, str(command.dtype))
     model.to(Device.choose(command.device).device)
     _have_it_compiled(model, screen)
     rows = [prompt for prompt in command.prompts for _ in range(command.n)]

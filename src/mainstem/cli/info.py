@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mainstem import counts
-from mainstem.cli.parse import Positional, config_of, parse
-from mainstem.cli.screen import Screen
+from mainstem.cli.parts.parse import Positional, config_of, parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.config import ModelConfig
 from mainstem.errors import UserError
 from mainstem.presets import PRESETS

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from mainstem.cli.parse import Flat, Positional, Reading, parse
-from mainstem.cli.screen import Screen
-from mainstem.cli.signals import stoppable
+from mainstem.cli.parts.parse import Flat, Positional, Reading, parse
+from mainstem.cli.parts.screen import Screen
+from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import DataError, UserError
 from mainstem.formats.run import tokenizer as open_tokenizer
 from mainstem.text import tokenizer as tokenizers

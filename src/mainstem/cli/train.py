@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from mainstem import counts
-from mainstem.cli.parse import Flat, Positional, Reading, parse
-from mainstem.cli.prepare import given_tokenizer, prepare
-from mainstem.cli.screen import Screen
-from mainstem.cli.signals import stoppable
+from mainstem.cli.parts.parse import Flat, Positional, Reading, parse
+from mainstem.cli.parts.prepare import given_tokenizer, prepare
+from mainstem.cli.parts.screen import Screen
+from mainstem.cli.parts.signals import stoppable
 from mainstem.config import AUTO, DROPOUTS, ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, DataError, Interrupted, RunError
 from mainstem.formats import run as runs
 from mainstem.formats import vocabulary
 from mainstem.presets import preset
+from mainstem.runs.folder import RunFolder, read_rows, refuse_changes
 from mainstem.text import tokens
 from mainstem.text.corpus import BUNDLED, STDIN
 from mainstem.text.tokenizer import Tokenizer
-from mainstem.training.folder import RunFolder, read_rows, refuse_changes
 
 DEFAULT_PRESET = "tiny"
 
@@ -212,7 +212,7 @@ def _run(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], 
     _headline(command, model, data, screen)
     if command.dry_run:
         return _dry_run(command, model, screen)
-    from mainstem.cli.watch import watch  # torch is loaded here, once the line and the text are known to be sound
+    from mainstem.cli.parts.watch import watch  # torch is loaded here, once the line and the text are known to be sound
     from mainstem.formats.load import load
     from mainstem.training.loop import Training
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mainstem import durable
-from mainstem.cli.parse import Reading, parse
-from mainstem.cli.screen import Screen
-from mainstem.cli.signals import stoppable
+from mainstem import atomic
+from mainstem.cli.parts.parse import Reading, parse
+from mainstem.cli.parts.screen import Screen
+from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import ConfigError, TrainingFailed
 from mainstem.presets import preset
+from mainstem.runs.folder import RunFolder, read_rows, step_of
 from mainstem.text import tokens
-from mainstem.training.folder import RunFolder, read_rows, step_of
 
 COMPARED = ("model.safetensors", "optim.safetensors")
 
@@ -127,7 +127,7 @@ class _Target:
         """
         if _steps_done(self.run) >= self.steps:
             for checkpoint in self.run.found()[-self.chance.randint(1, 2) :]:
-                (checkpoint / durable.MANIFEST).unlink(missing_ok=True)  # the next start passes over it
+                (checkpoint / atomic.MANIFEST).unlink(missing_ok=True)  # the next start passes over it
         self.starts += 1
         began, quiet = time.monotonic(), subprocess.DEVNULL
         process = subprocess.Popen([*self.line, "--out", str(self.run.path)], stdout=quiet, stderr=quiet)
@@ -155,7 +155,7 @@ def compare(a: RunFolder, b: RunFolder) -> list[str]:
     if None in ends:
         return ["one of them has no last checkpoint"]
     for name in COMPARED:
-        if len({durable.sha256(end / name) for end in ends if end is not None}) != 1:
+        if len({atomic.sha256(end / name) for end in ends if end is not None}) != 1:
             differences.append(name)
     if len({best and best.name for best in (run.named("best") for run in (a, b))}) != 1:
         differences.append("best.json")

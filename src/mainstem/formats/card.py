@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from mainstem import counts
+from mainstem.atomic import read_json
 from mainstem.config import ModelConfig, TrainConfig
-from mainstem.durable import read_json
 from mainstem.formats.run import find
 from mainstem.presets import PRESETS
+from mainstem.runs.checkpoint import CARD
+from mainstem.runs.folder import RunFolder, read_rows, run_of, step_of
 from mainstem.text.corpus import Source
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import PASSPORT
-from mainstem.training.checkpoint import CARD
-from mainstem.training.folder import RunFolder, read_rows, run_of, step_of
 
 _FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 _LICENCE = re.compile(r"^license(?:_name|_link)?:.*(?:\n[ \t-].*)*", re.MULTILINE)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mainstem.durable import whole_file
+from mainstem.atomic import new_file
 from mainstem.errors import ConfigError, DataError, RunError, UserError, nearest
 from mainstem.formats.gpt2 import Layout
 from mainstem.formats.hf import tokenizer as hf_tokenizer
@@ -66,7 +66,7 @@ def write(
     if tokenizer is not None:
         _refuse(tokenizer)
     tensor_type, file_type = DTYPES[dtype]
-    with whole_file(path) as temporary, contextlib.closing(gguf.GGUFWriter(str(temporary), "gpt2")) as file:
+    with new_file(path) as temporary, contextlib.closing(gguf.GGUFWriter(str(temporary), "gpt2")) as file:
         for name, value in {"name": path.stem, **(facts or {})}.items():
             file.add_string(f"general.{name}", value)
         file.add_file_type(gguf.LlamaFileType[file_type])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
-from mainstem.training import checkpoint
+from mainstem.runs import checkpoint
 
 _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 
@@ -16,7 +16,7 @@ _BLOCK = re.compile(r"^blocks\.(\d+)\.")
 def weights(model: GPT) -> dict[str, Tensor]:
     """Every weight and bias by our names as a model of GPT-2's form computes with it, float32.
 
-    Narrow matrices are widened, a tied one is there once, and a bias that the model does not have is zeros. Raises
+    Quantized matrices are widened, a tied one is there once, and a bias that the model does not have is zeros. Raises
     ConfigError for one that is not finite.
     """
     found = {name: tensor.detach().float() for name, tensor in _weights(model)}

@@ -7,8 +7,8 @@ from mainstem.formats import vocabulary
 from mainstem.formats.hf import folder as hf
 from mainstem.formats.run import find, is_foreign
 from mainstem.model.gpt import GPT
+from mainstem.runs import checkpoint
 from mainstem.text.tokenizer import Tokenizer
-from mainstem.training import checkpoint
 
 
 def load(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> tuple[GPT, Tokenizer | None]:

@@ -25,14 +25,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from mainstem.atomic import read_json
 from mainstem.config import ModelConfig
-from mainstem.durable import read_json
 from mainstem.errors import ConfigError, DataError, RunError, nearest
 from mainstem.formats.hf import folder as hf
 from mainstem.formats.keys import KeyMap
 from mainstem.model.gpt import GPT
+from mainstem.runs.checkpoint import unwrapped
 from mainstem.text.tokenizer import Characters
-from mainstem.training.checkpoint import unwrapped
 
 KEYS = KeyMap(hf.KEYS.modules)
 """Hugging Face's names, the matrices as nn.Linear has them."""

@@ -8,10 +8,10 @@ from mainstem.config import ModelConfig
 from mainstem.errors import DataError, RunError
 from mainstem.formats.hf import config as hf_config
 from mainstem.formats.hf import tokenizer as hf_tokenizer
+from mainstem.runs import folder
 from mainstem.text import tokens
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import TOKENIZER, Prepared
-from mainstem.training import folder
 
 _PICKLE = "a pickle; mainstem import nanogpt reads those of nanoGPT and minGPT"
 _FILES = {

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from mainstem import durable
+from mainstem import atomic
 from mainstem.errors import RunError
 from mainstem.generation import packed
-from mainstem.model.quantize import Weights
+from mainstem.model.quantized import Weights
 
 SOURCES = (
     "generation/kernels", "generation/lanes", "generation/packed", "model/kernels/address", "model/kernels/arithmetic",
@@ -70,9 +70,9 @@ def ready() -> bool:
 
 def _sound(found: Path) -> bool:
     with contextlib.suppress(Exception):  # whatever is wrong with it, it is made again
-        if durable.fault(found) is None:
-            files = durable.read_json(found / READY)
-            return bool(files) and all(durable.sha256(found / name) == sha for name, sha in files.items())
+        if atomic.fault(found) is None:
+            files = atomic.read_json(found / READY)
+            return bool(files) and all(atomic.sha256(found / name) == sha for name, sha in files.items())
     return False
 
 
@@ -138,12 +138,12 @@ def _build(found: Path) -> bool:
         return False
     try:
         _mark(found).unlink(missing_ok=True)
-        durable.remove_leftovers(found.parent)
-        with durable.whole_folder(found) as temporary:
+        atomic.remove_leftovers(found.parent)
+        with atomic.new_folder(found) as temporary:
             _compile(temporary, ("fp32", "bf16", "int8"))
             files = [path for path in temporary.rglob("*") if path.is_file()]
-            shas = {path.relative_to(temporary).as_posix(): durable.sha256(path) for path in files}
-            (temporary / READY).write_text(durable.to_json(shas), encoding="utf-8")
+            shas = {path.relative_to(temporary).as_posix(): atomic.sha256(path) for path in files}
+            (temporary / READY).write_text(atomic.to_json(shas), encoding="utf-8")
     finally:
         lock.unlink(missing_ok=True)
     return True
@@ -163,7 +163,7 @@ def _held(lock: Path) -> bool:
     """Whether somebody alive works."""
     with contextlib.suppress(OSError, ValueError):
         pid, age = int(lock.read_text(encoding="utf-8") or 0), time.time() - lock.stat().st_mtime
-        return pid > 0 and durable.alive(pid) and age < PATIENCE
+        return pid > 0 and atomic.alive(pid) and age < PATIENCE
     return False
 
 

@@ -14,7 +14,7 @@ from mainstem.config import GATED
 from mainstem.model.attention import Attention, rotation
 from mainstem.model.gpt import GPT
 from mainstem.model.norms import Empty, LayerNorm
-from mainstem.model.quantize import DTYPES, Narrow, weights_of
+from mainstem.model.quantized import DTYPES, Quantized, weights_of
 from mainstem.model.stack import places
 from mainstem.model.sublayer import Constant, Gain, Join
 
@@ -128,7 +128,7 @@ class Packed:
         return tensor.data_ptr()
 
     def _matrix(self, layer: Any) -> tuple:
-        narrow = isinstance(layer, Narrow)
+        narrow = isinstance(layer, Quantized)
         stored, scale = (layer.matrix.stored, layer.matrix.scale) if narrow else (layer.weight, None)
         return self._address(stored), self._address(scale), self._address(getattr(layer, "bias", None)), *stored.shape
 

@@ -10,7 +10,7 @@ from mainstem.generation import compiled, packed
 from mainstem.generation.cache import KVCache
 from mainstem.generation.fast import Stepper
 from mainstem.model.gpt import GPT
-from mainstem.model.quantize import weights_of
+from mainstem.model.quantized import weights_of
 from mainstem.model.tap import Tap
 
 LOOK_BACK = 1024

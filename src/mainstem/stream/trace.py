@@ -12,15 +12,15 @@ from mainstem.model.mode import evaluating
 from mainstem.model.stack import Place, places
 from mainstem.model.tap import Recorder
 from mainstem.stream import attribution, decompose
+from mainstem.stream.analysis import lens as lenses
+from mainstem.stream.analysis.erasure import Erasure, erasure
+from mainstem.stream.analysis.flow import flow
+from mainstem.stream.analysis.token_trace import TokenTrace, token_trace
+from mainstem.stream.analysis.tuned import TunedLens
+from mainstem.stream.analysis.writes import Write, writes
 from mainstem.stream.attribution import Token
 from mainstem.stream.decompose import Positions, Terms
 from mainstem.stream.points import Key, resolve
-from mainstem.stream.reading import lens as lenses
-from mainstem.stream.reading.erasure import Erasure, erasure
-from mainstem.stream.reading.flow import flow
-from mainstem.stream.reading.token_trace import TokenTrace, token_trace
-from mainstem.stream.reading.tuned import TunedLens
-from mainstem.stream.reading.writes import Write, writes
 from mainstem.stream.record import Record, held
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from mainstem.durable import write_text
+from mainstem.atomic import write_text
 from mainstem.errors import DataError, nearest
 
 END_OF_TEXT = "<|endoftext|>"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mainstem.durable import MANIFEST, read_json, remove_leftovers, sha256, to_json, whole_folder
+from mainstem.atomic import MANIFEST, new_folder, read_json, remove_leftovers, sha256, to_json
 from mainstem.errors import DataError, RunError
 from mainstem.text import encode
 from mainstem.text import tokenizer as tokenizers
@@ -108,7 +108,7 @@ def prepare(
         return made
     try:
         remove_leftovers(out.parent)
-        with whole_folder(out) as folder:
+        with new_folder(out) as folder:
             _fill(folder, request, sources, tokenizer, should_stop, progress)
     except OSError as error:
         raise DataError(f"{out}: cannot be written ({error.strerror or error}); choose another --out") from None

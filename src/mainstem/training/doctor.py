@@ -7,7 +7,7 @@ from typing import Any
 
 from mainstem import counts
 from mainstem.config import ModelConfig, TrainConfig
-from mainstem.training.folder import RunFolder, read_rows
+from mainstem.runs.folder import RunFolder, read_rows
 
 
 @dataclass(frozen=True)

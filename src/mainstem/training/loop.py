@@ -15,22 +15,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from mainstem import counts, durable
+from mainstem import atomic, counts
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, Interrupted, RunError, TrainingFailed
 from mainstem.model.gpt import GPT
 from mainstem.model.kernels.equip import equip
-from mainstem.model.quantize import weights_of
+from mainstem.model.quantized import weights_of
+from mainstem.runs import checkpoint, folder
+from mainstem.runs.folder import RunFolder, append_row, cut_rows, refuse_changes
+from mainstem.runs.provenance import software
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import Prepared, Windows, bytes_per_token
-from mainstem.training import allocator, checkpoint, compiled, folder
+from mainstem.training import allocator, compiled
 from mainstem.training.device import Device
 from mainstem.training.doctor import free_memory
 from mainstem.training.evaluate import evaluate
 from mainstem.training.events import Evaluated, Evaluating, Event, Notice, Observed, Sampled, Saved, Step
-from mainstem.training.folder import RunFolder, append_row, cut_rows, refuse_changes
 from mainstem.training.optim import Optimizer
-from mainstem.training.origin import software
 from mainstem.training.step import TrainStep
 from mainstem.training.vitals import Vitals, first_non_finite
 
@@ -95,7 +96,7 @@ class Training:
                     yield from self._save_if_due()
                     yield from self._evaluate_if_due()
             except Interrupted:
-                if self.done and durable.fault(self.run.checkpoint_at(self.done)) is not None:
+                if self.done and atomic.fault(self.run.checkpoint_at(self.done)) is not None:
                     yield self._save()
                 raise
 
@@ -108,7 +109,9 @@ class Training:
             self._take_weights(self.init_from)
         yield from self._keep_settings(newest)
         if newest is not None:
-            self.done = checkpoint.resume(newest, self.model, self.optimizer)["step"]
+            state, moments = checkpoint.resume(newest, self.model)
+            self.done = state["step"]
+            self.optimizer.load_tensors(moments, self.done)
             yield Notice(f"resumed at step {self.done:,} of {config.steps:,} from {newest}")
         elif passed_over:
             yield Notice("no checkpoint was sound; started again from step 0")
@@ -180,7 +183,7 @@ class Training:
     def _save(self) -> Saved:
         for rows in (self.run.metrics, self.run.vitals):  # a checkpoint never outlives the rows that lead to it
             if rows.is_file():
-                durable.sync(rows)
+                atomic.sync(rows)
         path = self.run.checkpoint_at(self.done)
         state = {"step": self.done, "tokens": self.done * self.config.batch_size * self.model_config.n_ctx}
         checkpoint.save(
@@ -188,7 +191,7 @@ class Training:
             self.model,
             self.data.tokenizer,
             train=self.config.to_dict(),
-            optimizer=self.optimizer,
+            optimizer=self.optimizer.tensors(),
             state=state,
         )
         self.run.name("last", path, step=self.done)
@@ -219,7 +222,7 @@ class Training:
         append_row(self.run.metrics, {**row, "seconds": seconds})
         if is_best:
             self.best = result.loss
-            durable.sync(self.run.metrics)
+            atomic.sync(self.run.metrics)
             self.run.name("best", self.run.checkpoint_at(self.done), **row)
         yield Evaluated(self.done, result, is_best, seconds)
 

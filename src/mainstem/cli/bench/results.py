@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mainstem import durable
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
+from mainstem import atomic
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +30,14 @@ def main(argv: Sequence[str]) -> None:
     screen = Screen(command.json)
     from mainstem.bench.results import Result, measure, page
 
-    out = durable.replaceable(Path(command.out))
+    out = atomic.replaceable(Path(command.out))
     with screen.bar("bench results", 1) as bar:
         results: list[Result] = []
         for result in measure(
             command.data, command.run, progress=lambda done, total, what: bar.at(done, what, total=total)
         ):
             results.append(result)
-            durable.write_text(out, page(results))  # so that what was measured stays, whatever comes next
+            atomic.write_text(out, page(results))  # so that what was measured stays, whatever comes next
     for result in results:
         screen.say(f"bench {' '.join(result.words)}")
         screen.table(("figure", "value", "middle half"), result.rows())

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from mainstem.cli.opened import Opening, finish, held_out, in_json, open_model, piece
-from mainstem.cli.parse import Positional, parse
-from mainstem.cli.screen import Screen
-from mainstem.cli.signals import stoppable
+from mainstem.cli.parts.opened import Opening, finish, held_out, in_json, open_model, piece
+from mainstem.cli.parts.parse import Positional, parse
+from mainstem.cli.parts.screen import Screen
+from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import UserError
 from mainstem.text import units
 from mainstem.text.tokenizer import Tokenizer

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mainstem.cli.opened import Opening, finish, open_model
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
+from mainstem.cli.parts.opened import Opening, finish, open_model
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mainstem.cli.opened import Opening, alone, finish, in_json, open_model, piece, typed_token
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
+from mainstem.cli.parts.opened import Opening, alone, finish, in_json, open_model, piece, typed_token
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.errors import ConfigError
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
-from mainstem.cli.opened import Opening, finish, in_json, open_model, piece
-from mainstem.cli.parse import Positional, parse
-from mainstem.cli.screen import Screen
+from mainstem.cli.parts.opened import Opening, finish, in_json, open_model, piece
+from mainstem.cli.parts.parse import Positional, parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.units import clip
 

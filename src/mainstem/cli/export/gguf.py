@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mainstem import durable
-from mainstem.cli.exported import Export, facts_of, finish, open_run, writing
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
+from mainstem import atomic
+from mainstem.cli.parts.exported import Export, facts_of, finish, open_run, writing
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class ExportGGUF(Export):
 def main(argv: Sequence[str]) -> None:
     """Parse, open, write, print."""
     command = parse(ExportGGUF, "export gguf", argv)
-    screen, out = Screen(command.json), durable.replaceable(Path(command.out))
+    screen, out = Screen(command.json), atomic.replaceable(Path(command.out))
     from mainstem.formats import gguf
 
     gguf.replaceable(out)

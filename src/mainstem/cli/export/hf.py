@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mainstem import durable
-from mainstem.cli.exported import Export, facts_of, finish, open_run, writing
-from mainstem.cli.imported import generating
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
+from mainstem import atomic
+from mainstem.cli.parts.exported import Export, facts_of, finish, open_run, writing
+from mainstem.cli.parts.imported import generating
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.errors import UserError
 
 
@@ -27,7 +27,7 @@ class ExportHF(Export):
 def main(argv: Sequence[str]) -> None:
     """Parse, open, write, print."""
     command = parse(ExportHF, "export hf", argv)
-    screen, out = Screen(command.json), durable.unused(Path(command.out))
+    screen, out = Screen(command.json), atomic.unused(Path(command.out))
     with writing(out) as check:
         model, tokenizer = open_run(command.run, screen)
         from mainstem.formats import card

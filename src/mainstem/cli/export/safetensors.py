@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mainstem import durable
-from mainstem.cli.exported import Export, facts_of, finish, open_run, writing
-from mainstem.cli.imported import generating
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
+from mainstem import atomic
+from mainstem.cli.parts.exported import Export, facts_of, finish, open_run, writing
+from mainstem.cli.parts.imported import generating
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.errors import UserError
 
 
@@ -24,19 +24,19 @@ class ExportSafetensors(Export):
 def main(argv: Sequence[str]) -> None:
     """Parse, open, write, print."""
     command = parse(ExportSafetensors, "export safetensors", argv)
-    screen, out = Screen(command.json), durable.unused(Path(command.out))
+    screen, out = Screen(command.json), atomic.unused(Path(command.out))
     with writing(out) as check:
         model, tokenizer = open_run(command.run, screen)
         from mainstem.formats import card
-        from mainstem.model.quantize import narrow, tensors, weights_of
-        from mainstem.training import checkpoint
+        from mainstem.model.quantized import quantize, tensors, weights_of
+        from mainstem.runs import checkpoint
 
         facts = facts_of(command.run, model, tokenizer, False)
         before = sum(tensor.nbytes for tensor in tensors(model).values())
         if command.dtype not in (None, have := weights_of(model)):
             if have != "fp32":
                 raise UserError(f"--dtype {command.dtype}: the weights of {command.run} are {have}; leave it out")
-            model = narrow(model, str(command.dtype))
+            model = quantize(model, str(command.dtype))
         after = sum(tensor.nbytes for tensor in tensors(model).values())
         stored = weights_of(model)
         check()

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mainstem import durable
-from mainstem.cli.imported import finish
-from mainstem.cli.parse import Positional, parse
-from mainstem.cli.screen import Screen
+from mainstem import atomic
+from mainstem.cli.parts.imported import finish
+from mainstem.cli.parts.parse import Positional, parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.errors import UserError
 
 
@@ -26,12 +26,12 @@ class HF:
 def main(argv: Sequence[str]) -> None:
     """Parse, read, save, print."""
     command = parse(HF, "import hf", argv)
-    screen, out = Screen(command.json), durable.unused(Path(command.out))
-    durable.remove_leftovers(out.parent)
+    screen, out = Screen(command.json), atomic.unused(Path(command.out))
+    atomic.remove_leftovers(out.parent)
     from mainstem.formats import card
     from mainstem.formats.load import load
     from mainstem.formats.run import is_foreign, is_run
-    from mainstem.training import checkpoint
+    from mainstem.runs import checkpoint
 
     if not is_foreign(command.folder):
         what = "a RUN already" if is_run(command.folder) else "no model; it needs config.json and safetensors"

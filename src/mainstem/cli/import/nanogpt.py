@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mainstem import durable
-from mainstem.cli.imported import finish
-from mainstem.cli.parse import Positional, parse
-from mainstem.cli.screen import Screen
+from mainstem import atomic
+from mainstem.cli.parts.imported import finish
+from mainstem.cli.parts.parse import Positional, parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.text.tokenizer import Tokenizer
 
 
@@ -37,12 +37,12 @@ class NanoGPT:
 def main(argv: Sequence[str]) -> None:
     """Parse, read, save, print."""
     command = parse(NanoGPT, "import nanogpt", argv)
-    screen, out = Screen(command.json), durable.unused(Path(command.out))
-    durable.remove_leftovers(out.parent)
+    screen, out = Screen(command.json), atomic.unused(Path(command.out))
+    atomic.remove_leftovers(out.parent)
     from mainstem.formats import nanogpt
     from mainstem.formats.run import tokenizer as open_tokenizer
     from mainstem.formats.vocabulary import check
-    from mainstem.training import checkpoint
+    from mainstem.runs import checkpoint
 
     trust, name = command.trust_pickle, command.tokenizer
     tokenizer: Tokenizer | None = None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mainstem.cli.opened import (
+from mainstem.cli.parts.opened import (
     Prompt,
     alone,
     ending,
@@ -16,9 +16,9 @@ from mainstem.cli.opened import (
     read_prompt,
     typed_token,
 )
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen, bar_text
-from mainstem.cli.signals import stoppable
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen, bar_text
+from mainstem.cli.parts.signals import stoppable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mainstem.cli.opened import LINE, Captured, ending, finish, in_json, open_trace, piece, typed_token
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen, bar_text
+from mainstem.cli.parts.opened import LINE, Captured, ending, finish, in_json, open_trace, piece, typed_token
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen, bar_text
 from mainstem.text.units import clip, pad, pieces, shown, width
 
 if TYPE_CHECKING:

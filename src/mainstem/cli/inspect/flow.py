@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mainstem.cli.opened import Captured, ending, finish, in_json, open_trace
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
+from mainstem.cli.parts.opened import Captured, ending, finish, in_json, open_trace
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.text import units
 from mainstem.text.units import Unit
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     assert tokenizer is not None
     import torch
 
-    from mainstem.stream.reading.flow import flow, grouped, joins, moved, rollout
+    from mainstem.stream.analysis.flow import flow, grouped, joins, moved, rollout
 
     each = units.words(tokenizer, ids)
     if command.by == "token":

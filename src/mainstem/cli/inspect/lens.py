@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mainstem.cli.opened import Captured, ending, finish, open_trace, piece, typed_token
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
+from mainstem.cli.parts.opened import Captured, ending, finish, open_trace, piece, typed_token
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.text.units import shown
 
 LENS = "tuned-lens.safetensors"
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     trace = open_trace(command, screen)
     tokenizer = trace.tokenizer
     assert tokenizer is not None
-    from mainstem.stream.reading.tuned import TunedLens
+    from mainstem.stream.analysis.tuned import TunedLens
 
     tuned = None
     if command.tuned or command.lens is not None:

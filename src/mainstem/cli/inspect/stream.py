@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mainstem.cli.opened import Captured, ending, finish, in_json, open_trace
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
+from mainstem.cli.parts.opened import Captured, ending, finish, in_json, open_trace
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.errors import UserError
 
 
@@ -31,9 +31,9 @@ def main(argv: Sequence[str]) -> None:
     trace = open_trace(command, screen, command.points)
     tokenizer = trace.tokenizer
     assert tokenizer is not None
+    from mainstem.stream.analysis.erasure import erasure
+    from mainstem.stream.analysis.writes import levels, writes
     from mainstem.stream.points import select
-    from mainstem.stream.reading.erasure import erasure
-    from mainstem.stream.reading.writes import levels, writes
 
     chosen = select(command.points, trace.model)
     written, terms = writes(trace), trace.decompose()

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mainstem.cli.opened import Captured, alone, ending, finish, in_json, open_trace
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
+from mainstem.cli.parts.opened import Captured, alone, ending, finish, in_json, open_trace
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.text import units
 
 if TYPE_CHECKING:
-    from mainstem.stream.reading.token_trace import Joined, TokenTrace, Vector
-    from mainstem.stream.reading.word_trace import WordTrace
+    from mainstem.stream.analysis.token_trace import Joined, TokenTrace, Vector
+    from mainstem.stream.analysis.word_trace import WordTrace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ def main(argv: Sequence[str]) -> None:
     trace = open_trace(command, screen)
     tokenizer, ids = trace.tokenizer, trace.ids[0].tolist()
     assert tokenizer is not None
+    from mainstem.stream.analysis.token_trace import token_trace
+    from mainstem.stream.analysis.word_trace import by_word
     from mainstem.stream.decompose import positions
-    from mainstem.stream.reading.token_trace import token_trace
-    from mainstem.stream.reading.word_trace import by_word
 
     words = units.words(tokenizer, ids)
     if command.token is None:

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mainstem import durable
+from mainstem import atomic
 from mainstem.cli.inspect.lens import LENS
-from mainstem.cli.opened import Opening, finish, held_out, open_model
-from mainstem.cli.parse import parse
-from mainstem.cli.screen import Screen
-from mainstem.cli.signals import stoppable
+from mainstem.cli.parts.opened import Opening, finish, held_out, open_model
+from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.screen import Screen
+from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import UserError
 from mainstem.formats.run import prepared
-from mainstem.training.folder import RunFolder
+from mainstem.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     model, tokenizer = open_model(command, screen)
-    from mainstem.stream.reading.lens import depths, label
-    from mainstem.stream.reading.tuned import TuningStep, lens_kl, train_lens
+    from mainstem.stream.analysis.lens import depths, label
+    from mainstem.stream.analysis.tuned import TuningStep, lens_kl, train_lens
     from mainstem.text.tokens import Windows
 
     train = prepared(command.run, command.data, tokenizer).train
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
     val = list(held_out(command.run, command.data, model, tokenizer, command.held_out))
     if command.out is None and not RunFolder(command.run).exists():
         raise UserError(f"{command.run}: nothing is written beside a model that is no run of ours; give --out FILE")
-    out = durable.replaceable(Path(command.out or Path(command.run) / LENS))  # before anything is trained
+    out = atomic.replaceable(Path(command.out or Path(command.run) / LENS))  # before anything is trained
     with screen.bar("tuning", command.steps) as bar, stoppable() as check:
 
         def show(done: TuningStep) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mainstem.atomic import read_json
 from mainstem.config import ModelConfig
-from mainstem.durable import read_json
 from mainstem.errors import ConfigError, RunError, shown
 from mainstem.formats.gpt2 import Layout
-from mainstem.training.folder import CONFIG
+from mainstem.runs.folder import CONFIG
 
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2",

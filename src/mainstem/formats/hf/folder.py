@@ -14,17 +14,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mainstem.atomic import new_folder, read_json, to_json, unused
 from mainstem.config import ModelConfig
 from mainstem.counts import parameters
-from mainstem.durable import read_json, to_json, unused, whole_folder
 from mainstem.errors import RunError, shown
 from mainstem.formats.hf import config as configs
 from mainstem.formats.hf import tokenizer as tokenizers
 from mainstem.formats.keys import KeyMap, weights
 from mainstem.formats.vocabulary import check, trimmed
 from mainstem.model.gpt import GPT
+from mainstem.runs.checkpoint import CARD, MODEL, write_tensors
 from mainstem.text.tokenizer import Tokenizer
-from mainstem.training.checkpoint import CARD, MODEL, write_tensors
 
 INDEX, GENERATION = "model.safetensors.index.json", "generation_config.json"
 MAX_SHARD_SIZE = 5_000_000_000
@@ -190,7 +190,7 @@ def write(
     eot_id = None if tokenizer is None else tokenizer.eot_id
     said = configs.write(config, eot_id)
     tensors = KEYS.write(trimmed(weights(model), model_size))
-    with whole_folder(folder, manifest=False) as temporary:
+    with new_folder(folder, manifest=False) as temporary:
         (temporary / configs.CONFIG).write_text(to_json(said, indent=2), encoding="utf-8")
         (temporary / GENERATION).write_text(
             to_json(dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), eot_id)), encoding="utf-8"

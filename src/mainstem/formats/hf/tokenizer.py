@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mainstem.durable import read_json, to_json
+from mainstem.atomic import read_json, to_json
 from mainstem.errors import DataError, RunError
+from mainstem.runs.folder import CONFIG
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import END_OF_TEXT, Tokenizer, byte_alphabet
 from mainstem.text.tokens import TOKENIZER
-from mainstem.training.folder import CONFIG
 
 VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
 _PAIRS = ((VOCABULARY, MERGES), ("encoder.json", "vocab.bpe"))

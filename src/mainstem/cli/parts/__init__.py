@@ -1,0 +1,1 @@
+"""What several verbs share: parsing, the screen, signals, opening a run."""

@@ -1,0 +1,73 @@
+"""The RUN that is exported, and what is said of what was written; the same for every format."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
+
+from mainstem import atomic
+from mainstem.cli.parts.parse import Positional
+from mainstem.cli.parts.screen import Screen
+from mainstem.cli.parts.signals import stoppable
+from mainstem.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from mainstem.formats.card import Facts
+    from mainstem.model.gpt import GPT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A model, and where it goes."""
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run folder, a checkpoint inside one, a folder in Hugging Face's layout, or a bundled model."""
+    out: str
+    """What is written; nothing may be there yet."""
+    json: bool = False
+    """One object on stdout."""
+
+
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[Callable[[], None]]:
+    """Leftovers of the dead are removed; a signal ends the work between two steps of it, at which this is called."""
+    atomic.remove_leftovers(out.parent)
+    with stoppable() as check:
+        yield check
+        check()
+
+
+def open_run(run: str, screen: Screen) -> tuple["GPT", Tokenizer | None]:
+    """The model, and its tokenizer."""
+    from mainstem.formats.load import load
+
+    return load(run, screen.note)
+
+
+def facts_of(run: str, model: "GPT", tokenizer: Tokenizer | None, trimmed: bool) -> "Facts":
+    """What is known of the model; `trimmed`, of one without rows past its tokenizer's ids."""
+    from mainstem.formats.card import gather
+
+    config = model.config
+    if trimmed and tokenizer is not None:
+        config = config.replace(vocab_size=tokenizer.vocab_size)
+    return gather(run, config, tokenizer)
+
+
+def finish(command: Export, screen: Screen, notes: Sequence[str], nexts: Iterable[str], **facts: Any) -> None:
+    """Say what is there now, what was left out, and what to type next."""
+    out = Path(command.out)
+    files = sorted(out.iterdir()) if out.is_dir() else [out]
+    sizes = {file.name: file.stat().st_size for file in files}
+    for note in notes:
+        screen.note(note)
+    screen.say(f"{out}: {sum(sizes.values()):,} bytes")
+    if out.is_dir():
+        screen.table(("file", "bytes"), sizes.items())
+    for number, line in enumerate(nexts):
+        screen.say(f"{'next' if number == 0 else '':<10}{line}")
+    result = {"run": command.run, "out": command.out, "bytes": sum(sizes.values()), "files": sizes, "notes": notes}
+    screen.result({**result, **facts})

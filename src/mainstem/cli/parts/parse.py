@@ -1,0 +1,67 @@
+"""Flags to dataclasses, by tyro, and the pieces of a command line that several verbs share."""
+
+import contextlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tyro
+from tyro.conf import OmitArgPrefixes as Flat
+from tyro.conf import Positional
+
+from mainstem.config import ModelConfig
+from mainstem.errors import UserError, nearest
+from mainstem.presets import PRESETS
+from mainstem.runs.folder import BUNDLED
+from mainstem.text.corpus import Source
+
+__all__ = ["Flat", "Positional", "Reading", "config_of", "parse"]
+
+Command = TypeVar("Command")
+_BOX = " │─╭╮╰╯|+"
+"""What tyro draws around its words."""
+
+
+def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any = None) -> Command:
+    """The command that argv spells; `default` gives the values of what is not typed. UserError has tyro's words."""
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(command, prog=f"mainstem {verb}", args=list(argv), **options)
+    except SystemExit as left:
+        if not left.code:  # --help
+            raise
+        lines = (line.strip(_BOX) for line in said.getvalue().splitlines()[1:])  # the first is the box's title
+        raise UserError("\n".join(line for line in lines if line.strip("-"))) from None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How text files are read."""
+
+    encoding: str = "utf-8"
+    """Of the files: utf-8, cp949, utf-16, ..."""
+    newlines: Literal["keep", "lf"] = "keep"
+    """keep every line end as it is, or make each a line feed."""
+    separator: str | None = None
+    """Split a plain text into documents at this string."""
+    text_field: str = "text"
+    """The field of a .jsonl record that holds the text."""
+
+    def source(self, paths: Sequence[str]) -> Source:
+        """The text of some files, `-` for standard input, or one bundled corpus."""
+        return Source(tuple(paths), **vars(self))
+
+
+def config_of(target: str) -> ModelConfig:
+    """The model's config of a preset or a RUN, without reading weights. Raises UserError with the nearest preset."""
+    from mainstem.formats import run
+
+    if target in PRESETS and not run.is_run(target):  # a folder here comes first
+        return PRESETS[target].model
+    if not Path(target).exists() and target not in BUNDLED:
+        raise UserError(f"{target}: neither a preset nor a RUN; {nearest(target, PRESETS)}")
+    return run.model_config(target)

@@ -1,0 +1,177 @@
+"""Checkpoints: tensors in safetensors, everything else in JSON; a folder that is either whole or absent.
+
+No pickle is read or written. Every tensor is read to the CPU first, whichever device wrote it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mainstem import atomic
+from mainstem.config import ModelConfig
+from mainstem.errors import RunError, TrainingFailed, shown
+from mainstem.model import quantized
+from mainstem.model.gpt import GPT
+from mainstem.text import tokenizer as tokenizers
+from mainstem.text.tokenizer import Tokenizer
+from mainstem.text.tokens import TOKENIZER
+from mainstem.runs import folder
+from mainstem.runs.folder import CONFIG
+
+MODEL, OPTIM, STATE, CARD = "model.safetensors", "optim.safetensors", "state.json", "README.md"
+_WRAPPERS = re.compile(r"(?:(?<=^)|(?<=\.))(?:(?:module|_orig_mod)\.)+")
+_SYSTEM_ERROR = re.compile(r"os error (\d+)")
+
+
+def save(
+    final: Path,
+    model: GPT,
+    tokenizer: Tokenizer | None,
+    *,
+    train: dict[str, Any] | None = None,
+    optimizer: Mapping[str, Tensor] | None = None,
+    state: dict[str, Any] | None = None,
+    card: str | None = None,
+) -> None:
+    """Write a checkpoint folder: the model always; training's own state, and a card for people, when there is one.
+
+    A tied matrix is written once, a narrow one as it is stored.
+
+    Raises TrainingFailed on a non-finite weight or a full disk; nothing is left then.
+    """
+    tensors = quantized.tensors(model)
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise TrainingFailed(f"{final}: {name} is not finite, so nothing was saved; lower --lr")
+    with atomic.new_folder(final) as temporary:
+        write_tensors(temporary / MODEL, tensors)
+        if optimizer is not None:
+            write_tensors(temporary / OPTIM, optimizer)
+        settings = {"format": folder.FORMAT, "model": model.config.to_dict(), "train": train}
+        if (weights := quantized.weights_of(model)) != "fp32":
+            settings["weights"] = weights
+        (temporary / CONFIG).write_text(atomic.to_json(settings), encoding="utf-8")
+        (temporary / STATE).write_text(atomic.to_json(state or {}), encoding="utf-8")
+        if tokenizer is not None:
+            tokenizer.save(temporary / TOKENIZER)
+        if card is not None:
+            (temporary / CARD).write_text(card, encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file, readable for whom any new file is. Raises OSError, a full disk's too."""
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata)
+        path.chmod(mode)  # the library makes it its owner's alone
+    except SafetensorError as error:  # it wraps the system's error, whose number stands in its text alone
+        number = _SYSTEM_ERROR.search(str(error))
+        raise OSError(int(number[1]) if number else 0, str(error)) from None
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a safetensors file, on the CPU. Raises RunError naming the file if it is damaged."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path}: not readable ({error}); take another checkpoint") from None
+
+
+def unwrapped(name: str) -> str:
+    """A tensor's name without what wrappers put before its parts, `module.` and `_orig_mod.` in any nesting."""
+    return _WRAPPERS.sub("", name)
+
+
+def load_weights(model: GPT, path: Path) -> None:
+    """Fill a model from a file of ours, by unwrapped names.
+
+    Raises RunError as `fill` does, and where its matrices are narrow and the model's are not.
+    """
+    tensors = {unwrapped(name): tensor for name, tensor in read_tensors(path).items()}
+    embedding = tensors.get("wte.weight")
+    if quantized.weights_of(model) == "fp32" and embedding is not None and embedding.dtype in quantized.DTYPES.values():
+        raise RunError(f"{path}: its weights are stored narrow, for generating; take what they were made from")
+    fill(model, tensors, lambda name: path)
+
+
+@torch.no_grad()
+def fill(
+    model: GPT,
+    tensors: Mapping[str, Tensor],
+    place: Callable[[str], object],
+    theirs: Callable[[str], str] = lambda name: name,
+    transposed: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+) -> None:
+    """Fill a model, strictly: every tensor once, of its own shape, finite, and nothing more.
+
+    Args:
+        model: what is filled.
+        tensors: by the names that their writer gave them; each is read when its turn comes.
+        place: where a tensor of that name is, or should be; every message begins with it.
+        theirs: that writer's name of a tensor of ours.
+        transposed: a tensor of ours, by our name, as that writer keeps it; and the other way round.
+
+    Raises RunError for tensors that are not so. What is float32 in the model may be any floating-point number.
+    """
+    ours = quantized.tensors(model)
+    wanted = {theirs(name): name for name in ours}
+    apart = "they do not belong together"
+    for key in sorted(wanted.keys() ^ set(tensors)):
+        said = shown(key)[1:-1]
+        what = f"it lacks {said}, which the config has" if key in wanted else f"it has {said}, and the config has not"
+        raise RunError(f"{place(key)}: {what}; {apart}")
+    for key, name in wanted.items():
+        tensor, found = ours[name], tensors[key]
+        shape = tuple(transposed(name, tensor).shape)
+        if tuple(found.shape) != shape:
+            raise RunError(f"{place(key)}: {key} is {tuple(found.shape)}, not {shape} as the config has it; {apart}")
+        narrow = tensor.dtype in quantized.DTYPES.values()
+        if found.dtype != tensor.dtype if narrow else not found.is_floating_point():
+            raise RunError(f"{place(key)}: {key} is {found.dtype}, not {tensor.dtype}; {apart}")
+        tensor.copy_(transposed(name, found))
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise RunError(f"{place(key)}: {key} is not finite as {tensor.dtype}; take another copy of the model")
+
+
+def load(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> tuple[GPT, Tokenizer | None]:
+    """Open a RUN: a run folder (best checkpoint if there is one, else last) or a checkpoint folder.
+
+    Returns the model in evaluation mode, on the CPU, and the tokenizer (None where the folder has none). `notice` is
+    told of damaged checkpoints that were passed over.
+    """
+    checkpoint = folder.resolve(run, notice)
+    settings = folder.checkpoint_settings(checkpoint)
+    model, weights = GPT(ModelConfig.from_dict(settings["model"])), settings.get("weights", "fp32")
+    if weights not in quantized.WEIGHTS:
+        raise RunError(f"{checkpoint / CONFIG}: weights {weights!r} are unknown; a later version may read them")
+    if weights != "fp32":
+        model = quantized.quantize(model, weights)
+    load_weights(model, checkpoint / MODEL)
+    model.eval()
+    has_tokenizer = (checkpoint / TOKENIZER).is_file()
+    return model, tokenizers.load(checkpoint / TOKENIZER) if has_tokenizer else None
+
+
+def resume(checkpoint: Path, model: GPT) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Fill a model from a checkpoint, and return its `state.json` and the optimizer's tensors.
+
+    Raises RunError, pointing to --init-from, if the checkpoint holds weights alone.
+    """
+    if not (checkpoint / OPTIM).is_file():
+        raise RunError(
+            f"{checkpoint}: it has weights and no optimizer, so it cannot be resumed; "
+            f"start a new run from it with --init-from {checkpoint}"
+        )
+    state = atomic.read_json(checkpoint / STATE)
+    if not isinstance(state, dict) or state.get("step") != folder.step_of(checkpoint):
+        raise RunError(f"{checkpoint / STATE}: its step is not the folder's; take another checkpoint")
+    load_weights(model, checkpoint / MODEL)
+    return state, read_tensors(checkpoint / OPTIM)

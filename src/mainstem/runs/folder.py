@@ -1,0 +1,306 @@
+"""A run folder: what is where, who may write, which checkpoint is sound. No torch, so that `info` stays quick.
+
+    RUN/run.json            what was asked for: preset, model, training, data
+    RUN/metrics.jsonl       a row a step, a row an evaluation
+    RUN/vitals.jsonl        a row a block, at chosen steps
+    RUN/data/               token files with their passport (or the path of a prepared folder in run.json)
+    RUN/checkpoints/        step-00001200/ and so on, each whole or absent
+    RUN/last.json best.json each names a checkpoint
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mainstem import atomic
+from mainstem.config import ModelConfig
+from mainstem.errors import RunError
+from mainstem.text.tokens import PASSPORT
+
+FORMAT = "mainstem/1"
+CONFIG = "config.json"
+BUNDLED = {"bard": Path(__file__).with_name("bundled") / "bard"}
+"""The models that come with the package, by name: checkpoint folders; each has its card, README.md."""
+_STEP = re.compile(r"^step-(\d{8,})$")
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint's folder name says."""
+    match = _STEP.match(checkpoint.name)
+    if match is None:
+        raise RunError(f"{checkpoint}: not a checkpoint folder; its name should be step- and eight digits")
+    return int(match[1])
+
+
+class RunFolder:
+    """One run on disk."""
+
+    def __init__(self, path: Path | str):
+        self.path = Path(path)
+        self.run_json, self.data = self.path / "run.json", self.path / "data"
+        self.metrics, self.vitals = self.path / "metrics.jsonl", self.path / "vitals.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self._held = False
+
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return self.run_json.is_file()
+
+    def settings(self) -> dict[str, Any]:
+        """What `run.json` says."""
+        settings = atomic.read_json(self.run_json)
+        if not _is_ours(settings, "model", "train"):
+            raise RunError(f"{self.run_json}: not a {FORMAT} run; it was written by another program or version")
+        return settings
+
+    def write_settings(self, settings: dict[str, Any]) -> None:
+        """Replace `run.json`."""
+        atomic.write_text(self.run_json, atomic.to_json({"format": FORMAT, **settings}))
+
+    def prepared(self) -> Path | None:
+        """The folder of its token files: its own, or the one that it was given; None if that is gone or another now."""
+        settings = self.settings() if self.exists() else {}
+        for place in (self.data, *map(Path, settings.get("asked", {}).get("data", ()))):
+            if (place / PASSPORT).is_file():
+                files = atomic.read_json(place / PASSPORT).get("files", {})
+                hashes = {name: said.get("sha256") for name, said in files.items()}
+                if hashes == settings.get("data", hashes):
+                    return place
+        return None
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator["RunFolder"]:
+        """Hold the run for writing; who holds it already through this object may do so again.
+
+        Raises RunError with the pid of another process that holds it, and where no run can be: in a folder that cannot
+        be made, that stands inside another run, or that has lost its settings.
+        """
+        if self._held:
+            yield self
+            return
+        weights = (self.path / CONFIG).exists() or any(self.path.glob("*.safetensors"))
+        if weights and not self.exists():
+            raise RunError(
+                f"{self.path}: a model's folder, in which nothing is trained; start a run in a new folder with "
+                f"--init-from {self.path}"
+            )
+        if self.found() and not self.exists():
+            raise RunError(f"{self.path}: checkpoints and no run.json; restore that, or choose another folder")
+        if self.path.name == "checkpoints" or _STEP.match(self.path.name):
+            raise RunError(f"{self.path}: a place inside a run folder; name the run folder itself, or another")
+        here = self.path.absolute()
+        fresh = [folder for folder in (here, *here.parents) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be made ({error.strerror}); choose another with --out") from None
+        lock = self.path / "lock"
+        unlocked = not lock.exists()
+        with open(lock, "a+", encoding="utf-8") as file:
+            if not _try_lock(file.fileno()):
+                file.seek(0)
+                raise RunError(
+                    f"{self.path}: process {file.read().strip() or '?'} is writing to this run; wait for it, stop it, "
+                    "or choose another folder with --out"
+                )
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            for folder in (self.path, self.checkpoints):
+                atomic.remove_leftovers(folder, ours=True)
+            self._held = True
+            try:
+                yield self
+            finally:
+                self._held = False
+                file.truncate(0)
+                if unlocked and not self.exists():  # refused before it began: what was not there goes again
+                    lock.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        for folder in fresh:
+                            folder.rmdir()
+
+    def found(self) -> list[Path]:
+        """Every checkpoint folder by step, sound or not."""
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted((p for p in self.checkpoints.iterdir() if _STEP.match(p.name) and p.is_dir()), key=step_of)
+
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """The newest checkpoint that verifies, and what is wrong with each that was passed over."""
+        passed_over: list[str] = []
+        for checkpoint in reversed(self.found()):
+            fault = atomic.fault(checkpoint)
+            if fault is None:
+                return checkpoint, passed_over
+            passed_over.append(fault)
+        return None, passed_over
+
+    def checkpoint_at(self, step: int) -> Path:
+        """Where the checkpoint of a step stands."""
+        return self.checkpoints / f"step-{step:08d}"
+
+    def named(self, name: str) -> Path | None:
+        """The checkpoint that `last` or `best` names, if the file is sound and the checkpoint there."""
+        try:
+            said = atomic.read_json(self.path / f"{name}.json")
+        except RunError:
+            return None  # it only repeats what the rows and the checkpoints tell
+        checkpoint = self.checkpoints / str(said.get("checkpoint", "") if isinstance(said, dict) else "")
+        return checkpoint if _STEP.match(checkpoint.name) and checkpoint.is_dir() else None
+
+    def name(self, name: str, checkpoint: Path, **facts: Any) -> None:
+        """Let `last` or `best` name a checkpoint."""
+        atomic.write_text(self.path / f"{name}.json", atomic.to_json({"checkpoint": checkpoint.name, **facts}))
+
+    def unname(self, name: str) -> None:
+        """Let `last` or `best` name nothing."""
+        (self.path / f"{name}.json").unlink(missing_ok=True)
+
+    def prune(self, keep: int) -> None:
+        """Remove all checkpoints but the newest `keep` and those that `last` and `best` name."""
+        spared = {self.named("last"), self.named("best")}
+        for checkpoint in self.found()[:-keep]:
+            if checkpoint not in spared:
+                shutil.rmtree(checkpoint)
+
+    def best_or_last(self, notice: Callable[[str], None] = lambda text: None) -> Path:
+        """The checkpoint to open: best if there is one, else last, else the newest that is sound.
+
+        `notice` is told of each that is damaged and was passed over.
+        """
+        faults: dict[Path, str] = {}
+        for checkpoint in (self.named("best"), self.named("last"), *reversed(self.found())):
+            if checkpoint is None or checkpoint in faults:
+                continue
+            if (fault := atomic.fault(checkpoint)) is None:
+                for text in faults.values():
+                    notice(f"passed over {text}; {checkpoint} is opened")
+                return checkpoint
+            faults[checkpoint] = fault
+        raise RunError(f"{self.path}: nothing to open: {'; '.join(faults.values()) or 'it has no checkpoint yet'}")
+
+
+def run_of(checkpoint: Path) -> RunFolder | None:
+    """The run in which a checkpoint folder stands; None for one that stands alone."""
+    checkpoint = checkpoint.resolve()
+    run = RunFolder(checkpoint.parent.parent)
+    inside = _STEP.match(checkpoint.name) and checkpoint.parent == run.checkpoints and run.exists()
+    return run if inside else None
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file of ours; a last line that a kill left unfinished is passed over."""
+    if not file.is_file():
+        return []
+    rows: list[dict[str, Any]] = []
+    lines = file.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row["step"], int):
+                raise ValueError
+            rows.append(row)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            if number < len(lines):
+                raise RunError(f"{file}, line {number}: no row of ours; restore the file or remove the line") from None
+    return rows
+
+
+def append_row(file: Path, row: dict[str, Any]) -> None:
+    """Add one row."""
+    with atomic.room_for(file), open(file, "a", encoding="utf-8") as out:
+        out.write(atomic.to_json(row, indent=None) + "\n")
+
+
+def cut_rows(file: Path, keep: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+    """Rewrite a JSONL file with the rows to keep, and return them."""
+    rows = [row for row in read_rows(file) if keep(row)]
+    if file.is_file():
+        atomic.write_text(file, "".join(atomic.to_json(row, indent=None) + "\n" for row in rows))
+    return rows
+
+
+MAY_CHANGE = {"save_every", "eval_every", "vitals_every", "sample_every", "keep", "device", "recompute"}
+"""Settings of a run that may change as it goes on; `steps` may where that is asked for, the rest may not."""
+
+
+def refuse_changes(run: Path, saved: dict[str, Any], now: dict[str, Any], extend: bool) -> None:
+    """Raise RunError with both values of a setting that a run cannot change as it goes on."""
+    changed = [name for name in saved if name in now and saved[name] != now[name] and name not in MAY_CHANGE]
+    if extend and "steps" in changed:
+        changed.remove("steps")
+    if changed == ["steps"]:
+        raise RunError(
+            f"{run}: steps: the run was started for {saved['steps']:,}, and {now['steps']:,} were typed; "
+            "add --extend to go on to that step, with the schedule stretched to it"
+        )
+    if changed:
+        pairs = "; ".join(f"{name}: saved {saved[name]!r}, typed {now[name]!r}" for name in changed)
+        raise RunError(f"{run}: a run cannot change as it goes on ({pairs}); choose another folder")
+
+
+def resolve(path: Path | str, notice: Callable[[str], None] = lambda text: None) -> Path:
+    """The checkpoint folder that a RUN means: the folder itself, the one that a run folder opens, or a bundled model's.
+
+    A folder here comes before a bundled model of its name. `notice` is told of damaged checkpoints that were passed
+    over.
+    """
+    path = Path(path)
+    if not path.exists() and str(path) in BUNDLED:
+        path = BUNDLED[str(path)]
+    if (path / CONFIG).is_file() or _STEP.match(path.name):
+        if (fault := atomic.fault(path)) is not None:
+            raise RunError(f"{fault}; open another checkpoint of this run, or the run itself")
+        return path
+    if not path.exists():
+        raise RunError(
+            f"{path}: not found; start a run with: mainstem train {path} --preset tiny; or open the bundled model: "
+            + ", ".join(BUNDLED)
+        )
+    run = RunFolder(path)
+    if not run.exists() and not run.found():
+        raise RunError(f"{path}: neither a run folder (no run.json) nor a checkpoint (no config.json)")
+    return run.best_or_last(notice)
+
+
+def model_config(path: Path | str) -> ModelConfig:
+    """The model's config of a RUN, without reading its weights."""
+    folder = RunFolder(path)
+    settings = folder.settings() if folder.exists() else checkpoint_settings(resolve(path))
+    return ModelConfig.from_dict(settings["model"])
+
+
+def checkpoint_settings(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint's `config.json` says: `model` and `train`."""
+    settings = atomic.read_json(checkpoint / CONFIG)
+    if not _is_ours(settings, "model"):
+        raise RunError(f"{checkpoint / 'config.json'}: not {FORMAT}; it was written by another program or version")
+    return settings
+
+
+def _is_ours(settings: Any, *parts: str) -> bool:
+    ours = isinstance(settings, dict) and settings.get("format") == FORMAT
+    return ours and all(isinstance(settings.get(part), dict) for part in parts)
+
+
+def _try_lock(descriptor: int) -> bool:
+    """Take an exclusive lock that dies with the process."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # a byte that is never written: what is locked is unreadable
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

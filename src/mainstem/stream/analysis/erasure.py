@@ -1,0 +1,131 @@
+"""What later writes take back of earlier ones, beyond what two random directions would."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mainstem.errors import ConfigError, nearest
+from mainstem.model.stack import places
+from mainstem.stream.analysis.writes import over, wide
+from mainstem.stream.decompose import decompose, positions
+from mainstem.stream.record import Record
+
+CHUNK = 64 << 20
+"""Bytes of the largest intermediate tensor; longer texts are worked through in parts."""
+
+ERASERS = ("branch", "head")
+
+
+class Erased(NamedTuple):
+    """How far one later write takes back an earlier one."""
+
+    later: str
+    earlier: str
+    share: float
+    cosine: float
+    taken: float
+    """Length of the earlier one's direction that is taken back: share * earlier_length = -cosine * later_length."""
+    later_length: float
+    earlier_length: float
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """Each later write against each earlier one; the tensors are (rows, rows), later by earlier.
+
+    Products and squares are summed over tokens before they are divided: where little was written counts little.
+    """
+
+    labels: list[str]
+    after: Tensor
+    """Whether the one is written after the other; where it is not, share and cosine are 0."""
+    share: Tensor
+    """-<later, earlier> / <earlier, earlier>: 1 wholly erased, below 0 amplified; 0 where the earlier is 0."""
+    cosine: Tensor
+    """<later, earlier> over the product of their lengths; 0 where one of them is 0."""
+    length: Tensor
+    """(rows,): the root of each row's mean square over tokens. Then share = -cosine * later's length / earlier's."""
+    chance: float
+    """2 / sqrt(C): two standard deviations of the cosine of two random directions of the stream's width."""
+
+    def top(self, count: int) -> list[Erased]:
+        """The pairs in which most is taken back, as a length: a large share of a tiny write is little.
+
+        Left out are pairs whose cosine is not below -chance, for random directions oppose each other as much, and
+        biases as the earlier write, for they are written whatever was read.
+        """
+        taken = self.share * self.length
+        carries = torch.tensor(["." not in label for label in self.labels], device=taken.device)  # no bias
+        found = (self.after & carries & (self.cosine < -self.chance)).nonzero()  # (pairs, 2)
+        order = taken[tuple(found.T)].argsort(descending=True)[:count]
+        return [
+            Erased(
+                self.labels[i],
+                self.labels[j],
+                *(value[i, j].item() for value in (self.share, self.cosine, taken)),
+                *(self.length[index].item() for index in (i, j)),
+            )
+            for i, j in found[order].tolist()
+        ]
+
+
+def erasure(record: Record, pos: int | None = None, by: str = "branch") -> Erasure:
+    """What later writes take back of earlier ones.
+
+    Both are looked at in one place, `resid_final`: the rows of `decompose`, each carried there through the skips and
+    the norms over the sum. A skip leaves share and cosine as they were where the later one was written. Where a skip is
+    0 nothing earlier arrives, and nothing is erased.
+
+    Args:
+        record: of one forward pass.
+        pos: one position, or None for all; padding is left out.
+        by: `branch`, or `head` for attention's writes by head.
+
+    The rows are held for some tokens at a time, and of them only their products are kept.
+    """
+    if by not in ERASERS:
+        raise ConfigError(f"by: unknown value {by!r}; {nearest(by, ERASERS)}")
+    with torch.no_grad():
+        labels = decompose(record, by, pos=slice(0, 1)).labels
+        R = len(labels)
+        products, count = wide(record["resid_final"]).new_zeros(R, R), 0
+        for rows in _tokens(record, pos, by, R):  # (n, R, C)
+            products += (rows @ rows.transpose(1, 2)).sum(0)
+            count += len(rows)
+        stage = _stages(record, labels).to(products.device)
+        after = stage[:, None] > stage
+        squares, lengths = products.diagonal(), products.diagonal().sqrt()
+        share = over(-products, squares.expand(R, R))
+        cosine = over(products, lengths[:, None] * lengths)
+        chance = 2 / record.model.config.d_model**0.5
+        return Erasure(labels, after, share * after, cosine * after, lengths / max(count, 1) ** 0.5, chance)
+
+
+def _tokens(record: Record, pos: int | None, by: str, R: int) -> Iterator[Tensor]:
+    """The rows at the tokens asked for, (n, R, C), as many of them at a time as CHUNK holds."""
+    B, T = record.ids.shape
+    C = record.model.config.d_model
+    step = max(1, CHUNK // (B * R * max(R, C) * record.model.wte.weight.element_size()))
+    asked = range(T)[positions(record, pos)]
+    for start in range(asked.start, asked.stop, step):
+        here = slice(start, min(start + step, asked.stop))
+        rows = wide(decompose(record, by, pos=here).values).flatten(1, 2).transpose(0, 1)
+        yield rows if record.mask is None else rows[record.mask[:, here].bool().flatten()]
+
+
+def _stages(record: Record, labels: Sequence[str]) -> Tensor:
+    """When each row is written, (rows,): first the embeddings, then at each join its write, then its norm's bias."""
+    order = {(place.layer, place.kind): index for index, place in enumerate(places(record.model))}
+    stages = []
+    for label in labels:
+        written = re.match(r"L(?P<of_head>\d+)H|(?P<layer>\d+)_(?P<kind>attn|mlp)", label)
+        if written is None:
+            stages.append(0)
+            continue
+        place = (int(written["of_head"] or written["layer"]), written["kind"] or "attn")
+        stages.append(1 + 2 * order[place] + label.endswith("ln_add.bias"))
+    return torch.tensor(stages)

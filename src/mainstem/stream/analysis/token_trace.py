@@ -1,0 +1,293 @@
+"""One token through one block, in numbers: norm, attention reads earlier tokens, add, norm, feed-forward, add.
+
+Everything is a plain value, and adds up: each addition is done again and compared with what the model had, the heads
+and the biases sum to attention's write, and each pattern sums to 1. `word_trace` has what is read by word.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mainstem.errors import ConfigError
+from mainstem.model.attention import Attention
+from mainstem.model.mlp import MLP
+from mainstem.model.norms import Empty
+from mainstem.model.stack import Place
+from mainstem.stream.analysis.flow import joins
+from mainstem.stream.analysis.writes import over, wide
+from mainstem.stream.decompose import closing_error, frozen, written
+from mainstem.stream.record import Record
+from mainstem.text.units import pieces
+from mainstem.training.vitals import NEAR_ZERO
+
+STRONGEST = 8
+"""How many sources of a head and neurons of an MLP a trace names."""
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A vector of the stream's width, in three numbers."""
+
+    mean: float
+    std: float
+    """Over the width, dividing by C, as a LayerNorm does."""
+    norm: float
+
+
+@dataclass(frozen=True)
+class NormStep:
+    """What one norm read, and what it returned, gain and bias included."""
+
+    slot: str
+    before: Vector
+    after: Vector
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A branch's write, and its addition to the stream."""
+
+    label: str
+    norms: list[NormStep]
+    """Those that the row of the residual table has here, of `ln_in`, `ln_out`, `ln_add`."""
+    damp: float
+    """What the branch's input was multiplied by, after `ln_in`."""
+    skip: float
+    """What the stream was multiplied by before the addition."""
+    length: float
+    """Norm of the write, as it is added: after `ln_out` and gain."""
+    ratio: float
+    """That over the norm of the stream which the branch read; 0 where that is 0."""
+    cosine: float
+    """Of the write to that stream; 0 where one of the two is 0."""
+    checksum: float
+    """max |ln_add(skip * x + write) - x'| / max |x'|, done again from x, write and x' in the model's own precision."""
+
+
+@dataclass(frozen=True)
+class SourceToken:
+    """A position that a head reads."""
+
+    pos: int
+    token: str | None
+    """What it says; None without a tokenizer."""
+    weight: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the rows that sum to attention's write: a head without its values' bias, or a bias."""
+
+    label: str
+    length: float
+    """Norm of what it adds, through `ln_out` at its scale, and gain."""
+    share: float
+    """<part, write> / <write, write>; the shares of all parts sum to 1, unless the write is 0."""
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one head read, and what it wrote."""
+
+    pattern: list[float]
+    """The weight of each position up to the token's own; they sum to 1."""
+    top: list[SourceToken]
+    """The largest of them."""
+    entropy: float
+    """Of the pattern, in nats: 0 where one position is read, log(pos + 1) where all are read alike."""
+    write: Part
+
+
+@dataclass(frozen=True)
+class AttentionTrace:
+    """The attention branch."""
+
+    join: Joined
+    heads: list[Head]
+    biases: list[Part]
+    closing_error: float
+    """max |sum of all parts - write| / max |write|."""
+
+
+@dataclass(frozen=True)
+class Neuron:
+    """One neuron of the MLP."""
+
+    index: int
+    pre: float
+    """Before the activation; gated: the gate's."""
+    post: float
+    """After it; gated: times `up`."""
+    length: float
+    """Norm of what it adds, through `ln_out` at its scale, and gain."""
+
+
+@dataclass(frozen=True)
+class MLPTrace:
+    """The feed-forward branch."""
+
+    join: Joined
+    neurons: int
+    above_zero: int
+    """Neurons whose `pre` is above 0."""
+    near_zero: int
+    """Neurons whose `post` is below NEAR_ZERO in magnitude."""
+    top: list[Neuron]
+    """Those of the longest writes."""
+
+
+@dataclass(frozen=True)
+class TokenTrace:
+    """One token through one block."""
+
+    layer: int
+    row: int
+    pos: int
+    """From 0, in the row's own tokens, without its padding."""
+    ids: list[int]
+    """The row's own tokens."""
+    tokens: list[str] | None
+    """What they say; None without a tokenizer."""
+    resid_pre: Vector
+    attention: AttentionTrace
+    resid_mid: Vector | None
+    """None, as is `mlp`, where d_mlp is 0."""
+    mlp: MLPTrace | None
+    resid_post: Vector
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+def token_trace(record: Record, pos: int, layer: int, row: int = 0, strongest: int = STRONGEST) -> TokenTrace:
+    """Everything that happens to one token in one block.
+
+    Args:
+        record: of one forward pass.
+        pos: of the token, counted in the row's own tokens: padding before them is no position. From -1, backwards.
+        layer: of the block.
+        row: of the batch.
+        strongest: how many sources a head, and how many neurons, to name.
+
+    Raises ConfigError for a token, a block or a row that is not there.
+    """
+    attn, *rest = joins(record, layer)
+    row, start = record.text(row)
+    ids = record.ids[row, start:].tolist()
+    if not -len(ids) <= pos < len(ids):
+        raise ConfigError(f"pos: {pos} is out of range; the text has {len(ids)} positions, from 0 (or -1, backwards)")
+    said = None if record.tokenizer is None else pieces(record.tokenizer, ids)
+    here = _Here(record, f"blocks.{attn.layer}.", row, start, start + pos % len(ids))
+    with torch.no_grad():
+        return TokenTrace(
+            layer=attn.layer,
+            row=row,
+            pos=here.at - start,
+            ids=ids,
+            tokens=said,
+            resid_pre=_vector(here["resid_pre"]),
+            attention=_attention(here, attn, "resid_mid" if rest else "resid_post", said, strongest),
+            resid_mid=_vector(here["resid_mid"]) if rest else None,
+            mlp=_mlp(here, rest[0], strongest) if rest else None,
+            resid_post=_vector(here["resid_post"]),
+        )
+
+
+@dataclass(frozen=True)
+class _Here:
+    """One token of one row, in one block."""
+
+    record: Record
+    block: str
+    row: int
+    start: int
+    """Where the row's own tokens begin."""
+    at: int
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A point of the block at the token."""
+        return self.record[self.block + name][self.row, self.at]
+
+    @property
+    def only(self) -> slice:
+        """The token's position as a range."""
+        return slice(self.at, self.at + 1)
+
+
+def _vector(x: Tensor) -> Vector:
+    std, mean = torch.std_mean(wide(x), correction=0)
+    return Vector(mean.item(), std.item(), wide(x).norm().item())
+
+
+def _joined(here: _Here, place: Place, returned: Tensor, after: str) -> Joined:
+    """The write and its addition; `returned` is what the branch returned, (C,), and `after` the point of the sum."""
+    join = place.join
+    x, write = here["resid_pre" if place.kind == "attn" else "resid_mid"], here[f"{place.kind}_out"]
+    total = join.skip(x) + write
+    slots = (("ln_in", join.ln_in, x), ("ln_out", join.ln_out, returned), ("ln_add", join.ln_add, total))
+    length, read = wide(write).norm(), wide(x).norm()
+    return Joined(
+        label=place.label,
+        norms=[
+            NormStep(slot, _vector(before), _vector(norm(before)))
+            for slot, norm, before in slots
+            if not isinstance(norm, Empty)
+        ],
+        damp=getattr(join.damp, "value", 1.0),
+        skip=getattr(join.skip, "value", 1.0),
+        length=length.item(),
+        ratio=over(length, read).item(),
+        cosine=over(wide(write) @ wide(x), length * read).item(),
+        checksum=closing_error(join.ln_add(total), here[after]),
+    )
+
+
+def _attention(here: _Here, place: Place, after: str, said: list[str] | None, strongest: int) -> AttentionTrace:
+    attn = place.branch
+    assert isinstance(attn, Attention)
+    write = wide(here["attn_out"])
+    rows = [row for piece in written(here.record, place, "head", here.only) for row in piece.carried()]
+    added = [(label, wide(row[here.row, 0])) for label, row in rows]
+    parts = [_part(label, row, write) for label, row in added]  # heads, then biases
+    pattern = here.record[f"{here.block}attn.pattern"][here.row, :, here.at, here.start : here.at + 1]  # (H, pos + 1)
+    by_head = zip(wide(pattern), parts[: attn.n_head], strict=True)
+    return AttentionTrace(
+        join=_joined(here, place, attn.c_proj(here["attn.z"].flatten()), after),
+        heads=[_head(weights, part, said, strongest) for weights, part in by_head],
+        biases=parts[attn.n_head :],
+        closing_error=closing_error(torch.stack([row for _, row in added]).sum(0), write),
+    )
+
+
+def _part(label: str, part: Tensor, write: Tensor) -> Part:
+    length, whole, product = part.norm(), write.norm(), part @ write
+    return Part(label, length.item(), over(product, whole.square()).item(), over(product, length * whole).item())
+
+
+def _head(pattern: Tensor, write: Part, said: list[str] | None, strongest: int) -> Head:
+    weights = pattern.tolist()
+    order = pattern.argsort(descending=True, stable=True)[:strongest].tolist()
+    top = [SourceToken(pos, None if said is None else said[pos], weights[pos]) for pos in order]
+    return Head(weights, top, -torch.special.xlogy(pattern, pattern).sum().item(), write)
+
+
+def _mlp(here: _Here, place: Place, strongest: int) -> MLPTrace:
+    mlp = place.branch
+    assert isinstance(mlp, MLP)
+    pre, post = here["mlp.pre"], here["mlp.post"]  # (M,)
+    norm, directions = frozen(here.record, place, "ln_out", here.only), wide(mlp.c_proj.weight.T)  # (M, C)
+    if norm.scale is not None:
+        norm = norm._replace(scale=norm.scale[here.row])
+    lengths = wide(post).abs() * place.join.gain(norm.carry(directions)).norm(dim=-1)
+    order = lengths.argsort(descending=True, stable=True)[:strongest].tolist()
+    return MLPTrace(
+        join=_joined(here, place, mlp.c_proj(post), "resid_post"),
+        neurons=len(pre),
+        above_zero=int((pre > 0).sum()),
+        near_zero=int((post.abs() < NEAR_ZERO).sum()),
+        top=[Neuron(index, pre[index].item(), post[index].item(), lengths[index].item()) for index in order],
+    )

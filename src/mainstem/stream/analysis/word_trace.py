@@ -1,0 +1,92 @@
+"""What one word reads from each word in one block: a token trace for people, who read words.
+
+A token reads a word as often as all the word's tokens together, and what it is given by it is the sum of what they
+give: a vector, whose norm is taken. A word of several tokens has several streams, so both numbers are means over them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from mainstem.stream.analysis.flow import flow, head_writers, joins, membership
+from mainstem.stream.analysis.writes import wide
+from mainstem.stream.record import Record
+from mainstem.text.units import Unit
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a word gave to the word that is traced: means over the latter's tokens."""
+
+    text: str
+    first: int
+    last: int
+    weight: float
+    """Of the pattern, summed over this word's tokens."""
+    length: float
+    """Norm of what all of this word's tokens together gave, values' bias included, after `ln_out` and gain."""
+
+
+@dataclass(frozen=True)
+class WordHead:
+    """What one head read, by word."""
+
+    label: str
+    reads: list[Read]
+
+
+@dataclass(frozen=True)
+class WordTrace:
+    """What the tokens of one word read in one block, by word."""
+
+    layer: int
+    row: int
+    word: Unit
+    heads: list[WordHead]
+    together: list[Read]
+    """All heads: the mean of their weights, and the norm of the sum of what they moved."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self) | {"word": self.word._asdict()}
+
+
+def by_word(record: Record, word: Unit, layer: int, units: Sequence[Unit], row: int = 0) -> WordTrace:
+    """What one word reads from each word in one block.
+
+    Weights sum to 1 where the units are the whole text; a later word gives nothing. What all units give, and the biases
+    of `c_proj` and `ln_out`, sum to attention's write.
+
+    Args:
+        record: of one forward pass.
+        word: whose reading; one of the units, or whatever `mainstem.text.units.find_word` finds.
+        layer: of the block.
+        units: the words, of `mainstem.text.units.words`, counted in the row's own tokens, without its padding.
+        row: of the batch.
+
+    Raises ConfigError for a unit beyond the text, a block or a row that is not there.
+    """
+    place = joins(record, layer)[0]
+    row, start = record.text(row)
+    with torch.no_grad():
+        v = wide(record[f"blocks.{place.layer}.attn.v"][row, start:]).transpose(0, 1)  # (H, T, D)
+        held = membership(units, v.shape[1]).to(v)  # (U, T)
+        asked = membership([word], v.shape[1])[0].bool().to(v.device)
+        pattern = flow(record, layer)[row, :, start:, start:][:, asked]  # (H, q, T)
+        directions, scale = head_writers(record, place)  # (H, D, C)
+        given = v.new_zeros(len(units), pattern.shape[1], directions.shape[2])  # (U, q, C), by all heads
+        lengths = []
+        for pattern_h, v_h, directions_h in zip(pattern, v, directions, strict=True):
+            by_head = pattern_h * held[:, None] @ v_h @ directions_h
+            given += by_head
+            lengths.append(by_head.norm(dim=-1))
+        found = torch.stack([*lengths, given.norm(dim=-1)])  # (H + 1, U, q)
+        if scale is not None:
+            found = found / scale[row, start:][asked, 0]
+        weights = (pattern @ held.T).mean(1)  # (H, U)
+        numbers = torch.stack([torch.cat([weights, weights.mean(0)[None]]), found.mean(-1)], dim=-1)  # (H + 1, U, 2)
+    reads = [[Read(*unit, *pair) for unit, pair in zip(units, each, strict=True)] for each in numbers.tolist()]
+    heads = [WordHead(f"L{place.layer}H{head}", of_head) for head, of_head in enumerate(reads[:-1])]
+    return WordTrace(place.layer, row, word, heads, together=reads[-1])
