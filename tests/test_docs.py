@@ -14,7 +14,7 @@ from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mlp import MLP
 from mainstem.model.sublayer import Sublayer
-from mainstem.stream.points import names as answered
+from mainstem.stream.points import answered
 from mainstem.stream.trace import Trace
 from models import ROWS, build, small, tokens
 from reference import MINI_NAMES

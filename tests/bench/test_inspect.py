@@ -15,7 +15,6 @@ from mainstem.bench.subject import Subject
 from mainstem.circuits.composition import composition
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
-from mainstem.model.stack import places
 from mainstem.model.tap import Recorder
 from mainstem.presets import PRESETS
 from mainstem.stream.capture import capture
@@ -108,7 +107,7 @@ def test_the_points_are_the_stream_and_every_write(config):
     model = GPT(config)
     found = stream_and_writes(model)
     assert found == select([point for point in POINTS if point in {name.split(".")[-1] for name in found}], model)
-    assert set(found) >= {place.write for place in places(model)} | {"embed", "resid_final"}
+    assert set(found) >= {place.write for place in model.joins()} | {"embed", "resid_final"}
     assert not [point for point in found if "attn." in point or "mlp." in point or point.endswith(("mean", "scale"))]
 
 

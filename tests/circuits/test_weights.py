@@ -11,7 +11,6 @@ from mainstem.circuits.head_weights import heads, ov, qk
 from mainstem.circuits.paths import NoPath, check_path
 from mainstem.circuits.weights import reader, readers, writer, writers
 from mainstem.errors import ConfigError
-from mainstem.model.stack import places
 from models import ROWS, Change, build, configs, error, few, normal, record, small, tokens
 
 
@@ -35,7 +34,7 @@ def read_by(model, ids, change=None):
 
 def stream_at(model, points, place):
     """The stream that the join at this place reads, (B, T, C)."""
-    stack = list(places(model))
+    stack = model.joins()
     return points["resid_final" if place == len(stack) else stack[place].reads]
 
 
@@ -113,7 +112,7 @@ def test_a_path_is_the_linear_path(residual, data):
     changes = {p: lambda _, p=p: points[p] for p in writes} | {p: lambda s, p=p: now.setdefault(p, s) for p in scales}
     point = source.label
     if source.place >= 0:
-        point = list(places(model))[source.place].write
+        point = model.joins()[source.place].write
     changes[point] = lambda _: points[point] + moved @ source.matrix
     _, after = read_by(model, ids, Change(changes))
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mainstem.model.gpt import GPT
+from mainstem.model.names import point
 from mainstem.model.tap import Recorder
 from mainstem.stream.metrics import Metric
 
@@ -24,7 +25,7 @@ class Patches:
     def __init__(self, source: Mapping[str, Tensor], cells: list[Cell]):
         self._source, self._at = source, dict[str, list[Cell]]()
         for row, (layer, position) in enumerate(cells):
-            self._at.setdefault(f"blocks.{layer}.resid_pre", []).append((row, position))
+            self._at.setdefault(point("resid_pre", layer), []).append((row, position))
         self.points = self.writes = self._at
 
     def __call__(self, point: str, tensor: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ def patch_grid(model: GPT, clean: Tensor, corrupt: Tensor, metric: Metric, room:
     """
     L, T = len(model.blocks), corrupt.shape[1]
     with torch.no_grad():
-        tap = Recorder([f"blocks.{layer}.resid_pre" for layer in range(L)])
+        tap = Recorder([point("resid_pre", layer) for layer in range(L)])
         model(clean, tap=tap)
         baseline = metric(model(corrupt))
         found = []

@@ -29,6 +29,7 @@ from mainstem.circuits.head_weights import Heads, heads
 from mainstem.circuits.paths import NoPath, by_cause, check_path
 from mainstem.circuits.weights import readers, writers
 from mainstem.errors import ConfigError
+from mainstem.model import names
 from mainstem.model.gpt import GPT
 
 MODES = ("Q", "K", "V")
@@ -169,7 +170,7 @@ def _missing(model: GPT) -> dict[tuple[int, int], NoPath]:
     written, read, found = writers(model), readers(model), {}
     for earlier, later in combinations(range(len(model.blocks)), 2):
         try:
-            check_path(model, written[f"L{earlier}H0"], read[f"L{later}H0.V"])
+            check_path(model, written[names.head(earlier, 0)], read[names.head(later, 0, "V")])
         except NoPath as reason:
             found[earlier, later] = reason
     return found

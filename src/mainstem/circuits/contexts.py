@@ -18,6 +18,7 @@ from torch import Tensor
 from mainstem.circuits.factors import triangle
 from mainstem.circuits.weights import writer
 from mainstem.errors import ConfigError, DataError
+from mainstem.model import names
 from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
@@ -112,10 +113,10 @@ class _Head:
     """What is looked at for a head: all its writes, and its pattern at the strongest places alone."""
 
     def __init__(self, model: GPT, layer: int, head: int):
-        attn, written = _block(model, layer).attn, writer(model, f"L{layer}H{head}")
+        attn, written = _block(model, layer).attn, writer(model, names.head(layer, head))
         self._head, self._scale = head, attn.scale
         self._length = triangle(written.matrix.T)  # |z @ matrix| = |z @ length.T|
-        self._norms = [scale.removeprefix(f"blocks.{layer}.") for scale in written.scales]
+        self._norms = [names.split(scale)[1] for scale in written.scales]
         self.points = ("attn.q", "attn.k", "attn.v", "attn.z", *self._norms)
         self._bias = self._length.new_zeros(()) if attn.value_bias is None else attn.value_bias[head]
 
@@ -178,7 +179,7 @@ def _inside(model: GPT, ids: Tensor, layer: int, points: Iterable[str]) -> dict[
     x, view = model.embed(ids)
     for block in model.blocks[:layer]:
         x = block(x, view)
-    prefix = f"blocks.{layer}."
+    prefix = names.point("", layer)
     tap = Recorder([prefix + point for point in points])
     model.blocks[layer](x, view, None, Scope(tap, prefix))
     return {point.removeprefix(prefix): value for point, value in tap.values.items()}

@@ -12,6 +12,7 @@ from mainstem.circuits.factors import Factored
 from mainstem.circuits.paths import mean_is_read
 from mainstem.circuits.weights import DIRECTION_ONLY, centred, reader, readers, writer, writers
 from mainstem.errors import ConfigError
+from mainstem.model import names
 from mainstem.model.attention import rotate, rotation
 from mainstem.model.gpt import GPT
 
@@ -54,7 +55,7 @@ def at_offset(model: GPT, queries: Tensor, offset: int | None) -> Tensor:
 
 def ov(model: GPT, layer: int, head: int) -> Factored:
     """W_V W_O of a head, (C, C) of rank D: what it writes for what it reads. Elhage et al. 2021, "OV circuit"."""
-    label = f"L{layer}H{head}"
+    label = names.head(layer, head)
     return Factored(reader(model, f"{label}.V").matrix, writer(model, label).matrix)
 
 
@@ -64,7 +65,7 @@ def qk(model: GPT, layer: int, head: int, offset: int | None = None) -> Factored
     The factor `attn_scale` is not in it. With rotary positions it is W_Q R(offset) W_K^T, for a key `offset` positions
     before the query; None is 1. Raises ConfigError as `at_offset` does, and for a head that the model does not have.
     """
-    label = f"L{layer}H{head}"
+    label = names.head(layer, head)
     queries = at_offset(model, reader(model, f"{label}.Q").matrix, offset)
     return Factored(queries, reader(model, f"{label}.K").matrix.mT)
 

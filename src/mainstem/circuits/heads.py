@@ -23,9 +23,10 @@ from torch import Tensor
 
 from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError, nearest
+from mainstem.model import names
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
-from mainstem.stream.analysis.writes import wide
+from mainstem.model.precision import wide
 from mainstem.stream.record import Record
 
 KINDS = ("induction", "duplicate", "previous", "current", "first")
@@ -56,7 +57,7 @@ class HeadScores:
         """The heads of the highest scores, highest first, by their labels."""
         H, flat = self[kind].shape[1], self[kind].flatten()
         order = flat.argsort(descending=True, stable=True)[:count].tolist()
-        return [(f"L{index // H}H{index % H}", flat[index].item()) for index in order]
+        return [(names.head(*divmod(index, H)), flat[index].item()) for index in order]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +171,7 @@ class _PatternTap:
     def __init__(self, model: GPT, ids: Tensor, mask: Tensor | None = None):
         if len(model.blocks) == 0:
             raise ConfigError("a model without blocks has no heads; give one with n_layer at least 1")
-        self.points = {f"blocks.{layer}.attn.pattern": layer for layer in range(len(model.blocks))}
+        self.points = {names.point("attn.pattern", layer): layer for layer in range(len(model.blocks))}
         self.targets = targets(ids, mask)
         real = torch.ones_like(ids) if mask is None else mask.long()
         self.visible = real.cumsum(1).clamp(min=1).cpu()  # (B, T)

@@ -1,7 +1,6 @@
 """Paths: whether a fixed matrix leads from what one part writes to what another reads, and what lies between if not."""
 
 import contextlib
-import itertools
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +8,9 @@ from typing import Any
 from mainstem.circuits.weights import Reader, Writer, readers, writers
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
+from mainstem.model.names import head
 from mainstem.model.norms import Norm
-from mainstem.model.stack import places
-from mainstem.model.sublayer import Constant
+from mainstem.stream.passage import skip_factor
 
 
 class NoPath(ConfigError):
@@ -32,10 +31,10 @@ def check_path(model: GPT, writer: Writer, reader: Reader) -> float:
     if reader.place <= writer.place:
         raise NoPath(writer, reader, f"{reader.label} reads before {writer.label} has written")
     product = 1.0
-    for place, at in enumerate(itertools.islice(places(model), reader.place)):
-        join, name = at.join, at.name
+    for place, site in enumerate(model.joins()[: reader.place]):
+        join, name = site.join, site.point(site.join.name)
         if place > writer.place:
-            product *= join.skip.value if isinstance(join.skip, Constant) else 1.0
+            product *= skip_factor(join)
             if product == 0:
                 raise NoPath(writer, reader, f"{name}.skip is 0 and ends what was in the stream")
         if place >= writer.place and isinstance(join.ln_add, Norm):
@@ -62,6 +61,6 @@ def mean_is_read(model: GPT) -> bool:
     for target in {reader.place: reader for reader in readers(model).values()}.values():  # of one place all are alike
         for layer in range(len(model.blocks)):
             with contextlib.suppress(NoPath):
-                check_path(model, written[f"L{layer}H0"], target)
+                check_path(model, written[head(layer, 0)], target)
                 reached.append(target)
     return not reached or not all(target.centres for target in reached)

@@ -20,11 +20,12 @@ from mainstem.circuits.factors import triangle
 from mainstem.circuits.head_weights import at_offset, resolve_offset
 from mainstem.circuits.weights import after, reader, writer
 from mainstem.errors import ConfigError
+from mainstem.model import names
 from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.norms import Norm
-from mainstem.stream.analysis.writes import wide
+from mainstem.model.precision import wide
 
 CANDIDATES = 10
 """Pairs of source and destination that are looked at, in each head, for each skip-trigram that is wanted."""
@@ -149,7 +150,7 @@ class _Reading:
         ov = (self._moves(head)[rows[:, 1]] * self.unembed.T[outs]).sum(-1)
         qk = self._scores(*rows.T)[:, head] - self.level[rows[:, 0], head]
         columns = (rows[:, 1], rows[:, 0], outs, qk, ov, *best.entries[1:])
-        label = f"L{self.layer}H{head}"
+        label = names.head(self.layer, head)
         return [
             SkipTrigram(source, destination, out, label, *values)
             for source, destination, out, *values in zip(*(column.tolist() for column in columns), strict=True)
@@ -170,7 +171,7 @@ class _Reading:
 
     def _moves(self, head: int) -> Tensor:
         """(V, C): what each source, rather than the mean token, writes when it is read."""
-        written = after(self.join.ln_add, writer(self.model, f"L{self.layer}H{head}").matrix)  # (D, C)
+        written = after(self.join.ln_add, writer(self.model, names.head(self.layer, head)).matrix)  # (D, C)
         return (self.v[:, head] - self.v[:, head].mean(0)) @ written
 
     def _scores(self, destinations: Tensor, sources: Tensor) -> Tensor:

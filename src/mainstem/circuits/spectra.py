@@ -22,6 +22,7 @@ from mainstem.circuits.factors import Factored
 from mainstem.circuits.head_weights import at_offset, heads
 from mainstem.circuits.paths import NoPath, by_cause, check_path
 from mainstem.circuits.weights import reader, readers, writer, writers
+from mainstem.model import names
 from mainstem.model.gpt import GPT
 
 
@@ -64,8 +65,8 @@ def spectra(model: GPT, offset: int | None = None) -> Spectra:
     reasons, per_block = {}, len(every.labels) // len(model.blocks)
     for block in range(len(model.blocks)):
         try:
-            check_path(model, written["embed"], read[f"L{block}H0.V"])
-            check_path(model, written[f"L{block}H0"], read["unembed"])
+            check_path(model, written["embed"], read[names.head(block, 0, "V")])
+            check_path(model, written[names.head(block, 0)], read["unembed"])
         except NoPath as reason:
             reasons[block] = reason.cause
             copying[block * per_block : (block + 1) * per_block] = torch.nan

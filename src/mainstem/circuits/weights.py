@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from mainstem.errors import ConfigError, nearest
+from mainstem.model import names
 from mainstem.model.attention import Attention
 from mainstem.model.gpt import GPT
 from mainstem.model.norms import Empty, LayerNorm, Norm
-from mainstem.model.stack import places
-from mainstem.stream.analysis.writes import wide
+from mainstem.model.precision import wide
 
 DIRECTION_ONLY = "direction only, for QK-norm fixes the length of what is read"
 
@@ -125,8 +125,8 @@ def before(norm: nn.Module, columns: Tensor) -> Tensor:
     return centred(columns.mT).mT if isinstance(norm, LayerNorm) else columns
 
 
-def _scales(prefix: str, norm: nn.Module) -> tuple[str, ...]:
-    return (f"{prefix}{norm.point}.scale",) if isinstance(norm, Norm) else ()
+def _scale(point: str | None) -> tuple[str, ...]:
+    return () if point is None else (point,)
 
 
 def writers(model: GPT) -> dict[str, Writer]:
@@ -134,33 +134,36 @@ def writers(model: GPT) -> dict[str, Writer]:
     found = [Writer("embed", -1, model.wte.weight)]
     if model.wpe is not None:
         found.append(Writer("pos_embed", -1, model.wpe.weight))
-    for place, (block, _, join, branch) in enumerate(places(model)):
-        rest = (join.ln_out, join.gain, _scales(f"blocks.{block}.", join.ln_out))
+    for place, site in enumerate(model.joins()):
+        join, branch = site.join, site.branch
+        rest = (join.ln_out, join.gain, _scale(site.scale("ln_out")))
         if isinstance(branch, Attention):
-            found += [Writer(f"L{block}H{h}", place, part, *rest) for h, part in enumerate(branch.output)]
+            found += [Writer(names.head(site.block, h), place, part, *rest) for h, part in enumerate(branch.output)]
         else:
-            found.append(Writer(f"{block}_mlp_out", place, branch.c_proj.weight.T, *rest))
+            found.append(Writer(site.label, place, branch.c_proj.weight.T, *rest))
     return {writer.label: writer for writer in found}
 
 
 def readers(model: GPT) -> dict[str, Reader]:
     """Every reader by its label, in the order of the forward pass."""
-    found, stack = [], list(places(model))
-    for place, (block, _, join, branch) in enumerate(stack):
-        rest = (join.ln_in, _scales(f"blocks.{block}.", join.ln_in), join.damp)
+    found, joins = [], model.joins()
+    for place, site in enumerate(joins):
+        block, join, branch = site.block, site.join, site.branch
+        rest = (join.ln_in, _scale(site.scale("ln_in")), join.damp)
         if isinstance(branch, Attention):
             views = branch.c_attn.weight.unflatten(0, (3, branch.n_head, branch.d_head))  # (3, H, D, C)
             roles = (("Q", branch.q_norm), ("K", branch.k_norm), ("V", Empty()))
             found += [
-                Reader(f"L{block}H{h}.{role}", place, views[part, h].T, *rest, head_norm)
+                Reader(names.head(block, h, role), place, views[part, h].T, *rest, head_norm)
                 for h in range(branch.n_head)
                 for part, (role, head_norm) in enumerate(roles)
             ]
         else:
-            names = (f"{block}_mlp.gate", f"{block}_mlp.up") if branch.gated else (f"{block}_mlp_in",)
-            parts = branch.c_fc.weight.chunk(len(names))  # each (M, C)
-            found += [Reader(name, place, part.T, *rest) for name, part in zip(names, parts, strict=True)]
-    found.append(Reader("unembed", len(stack), model.lm_head.weight.T, model.ln_f, _scales("", model.ln_f)))
+            labels = [names.row(block, name) for name in (("mlp.gate", "mlp.up") if branch.gated else ("mlp_in",))]
+            parts = branch.c_fc.weight.chunk(len(labels))  # each (M, C)
+            found += [Reader(label, place, part.T, *rest) for label, part in zip(labels, parts, strict=True)]
+    final = "ln_f.scale" if isinstance(model.ln_f, Norm) else None
+    found.append(Reader("unembed", len(joins), model.lm_head.weight.T, model.ln_f, _scale(final)))
     return {reader.label: reader for reader in found}
 
 

@@ -24,12 +24,12 @@ from mainstem.text.tokenizer import Tokenizer, spelled
 
 LAYOUT = Layout("GGUF's gpt2", ("gelu_tanh",), least_blocks=1, least_head=2)
 KEYS = KeyMap(
-    {
-        "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output",
-        "blocks.*.res_1.ln_in": "blk.*.attn_norm", "blocks.*.res_2.ln_in": "blk.*.ffn_norm",
-        "blocks.*.attn.c_attn": "blk.*.attn_qkv", "blocks.*.attn.c_proj": "blk.*.attn_output",
-        "blocks.*.mlp.c_fc": "blk.*.ffn_up", "blocks.*.mlp.c_proj": "blk.*.ffn_down",
-    }
+    {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"},
+    blocks={
+        "res_1.ln_in": "blk.*.attn_norm", "res_2.ln_in": "blk.*.ffn_norm",
+        "attn.c_attn": "blk.*.attn_qkv", "attn.c_proj": "blk.*.attn_output",
+        "mlp.c_fc": "blk.*.ffn_up", "mlp.c_proj": "blk.*.ffn_down",
+    },
 )  # fmt: skip
 DTYPES = {"f32": ("F32", "ALL_F32"), "f16": ("F16", "MOSTLY_F16"), "q8_0": ("Q8_0", "MOSTLY_Q8_0")}
 """How matrices are stored: gguf's name for a tensor's type, and for the file's."""

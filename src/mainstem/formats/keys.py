@@ -1,6 +1,5 @@
 """Another program's names for our tensors: one table a format, read in both directions."""
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
@@ -8,9 +7,8 @@ from torch import Tensor, nn
 
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
+from mainstem.model.names import split
 from mainstem.runs import checkpoint
-
-_BLOCK = re.compile(r"^blocks\.(\d+)\.")
 
 
 def weights(model: GPT) -> dict[str, Tensor]:
@@ -37,26 +35,27 @@ def _weights(model: GPT) -> Iterator[tuple[str, Tensor]]:
 
 
 class KeyMap:
-    """Our modules' names to theirs; `*` is a block's number in both.
+    """Our modules' names to theirs.
 
     Args:
-        modules: ours to theirs.
-        transposed: ours whose matrices they keep as (inputs, outputs).
+        modules: outside the blocks: our name to their name.
+        blocks: inside a block: our name there to their whole name, in which `*` is the block's number.
+        transposed: names of `blocks` whose matrices they keep as (inputs, outputs).
     """
 
-    def __init__(self, modules: Mapping[str, str], transposed: Collection[str] = ()):
-        self.modules, self.transposed = dict(modules), frozenset(transposed)
+    def __init__(self, modules: Mapping[str, str], blocks: Mapping[str, str], transposed: Collection[str] = ()):
+        self.modules, self.blocks, self.transposed = dict(modules), dict(blocks), frozenset(transposed)
 
     def theirs(self, name: str) -> str:
         """Their name of a tensor of ours."""
-        number = _BLOCK.match(name)
-        module, _, kind = _BLOCK.sub("blocks.*.", name).rpartition(".")
-        return f"{self.modules[module]}.{kind}".replace("*", number[1] if number else "")
+        module, _, kind = name.rpartition(".")
+        block, inside = split(module)
+        return f"{self.modules[module] if block is None else self.blocks[inside].replace('*', str(block))}.{kind}"
 
     def oriented(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor of ours, by our name, as they keep it; and one of theirs as we do."""
-        module = _BLOCK.sub("blocks.*.", name).rpartition(".")[0]
-        return tensor.T if tensor.ndim == 2 and module in self.transposed else tensor
+        block, inside = split(name.rpartition(".")[0])
+        return tensor.T if tensor.ndim == 2 and block is not None and inside in self.transposed else tensor
 
     def write(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors by our names, by theirs."""

@@ -34,7 +34,7 @@ from mainstem.model.gpt import GPT
 from mainstem.runs.checkpoint import unwrapped
 from mainstem.text.tokenizer import Characters
 
-KEYS = KeyMap(hf.KEYS.modules)
+KEYS = KeyMap(hf.KEYS.modules, hf.KEYS.blocks)
 """Hugging Face's names, the matrices as nn.Linear has them."""
 _OF_2020 = {
     r"^tok_emb\.": "transformer.wte.", r"^ln_f\.": "transformer.ln_f.", r"^head\.": "lm_head.",

@@ -15,7 +15,6 @@ from mainstem.model.attention import Attention, rotation
 from mainstem.model.gpt import GPT
 from mainstem.model.norms import Empty, LayerNorm
 from mainstem.model.quantized import DTYPES, Quantized, weights_of
-from mainstem.model.stack import places
 from mainstem.model.sublayer import Constant, Gain, Join
 
 ADDRESS = INT = np.int64
@@ -98,11 +97,11 @@ class Packed:
         for name in ("n_head", "d_head", "d_mlp"):
             whole[name] = getattr(config, name)
         whole["activation"], whole["gated"] = ACTIVATIONS[config.activation], config.activation in GATED
-        for place in places(model):
-            record, branch = self.blocks[place.layer], place.branch
-            record["res_1" if place.kind == "attn" else "res_2"] = self._join(place.join)
-            into = "c_attn" if place.kind == "attn" else "c_fc"
-            record[into], record[f"{place.kind}_proj"] = (
+        for site in model.joins():
+            record, branch = self.blocks[site.block], site.branch
+            record[site.join.name] = self._join(site.join)
+            into = "c_attn" if site.kind == "attn" else "c_fc"
+            record[into], record[f"{site.kind}_proj"] = (
                 self._matrix(getattr(branch, into)), self._matrix(branch.c_proj)
             )  # fmt: skip
             if isinstance(branch, Attention):

@@ -1,5 +1,7 @@
 """A block: attention, then an MLP, each joined to the stream."""
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
 from mainstem import residuals
@@ -7,8 +9,40 @@ from mainstem.config import ModelConfig
 from mainstem.model.attention import CAUSAL, Attention, CacheSlot, View
 from mainstem.model.init import Initialiser
 from mainstem.model.mlp import MLP
+from mainstem.model.names import point, write
+from mainstem.model.norms import Norm
 from mainstem.model.sublayer import Join, make_gain
 from mainstem.model.tap import Tap, touch
+
+
+class Site(NamedTuple):
+    """One join where it stands in a stack, with the branch inside it."""
+
+    block: int
+    kind: str
+    """`attn` or `mlp`."""
+    join: Join
+    branch: Attention | MLP
+    reads: str
+    """The point of the stream that the branch reads."""
+    write: str
+    """The point of what is added."""
+    after: str
+    """The point of the stream after the addition."""
+
+    @property
+    def label(self) -> str:
+        """What its write is called in a result: `0_attn_out`."""
+        return write(self.block, self.kind)
+
+    def point(self, name: str) -> str:
+        """A point of its block, by the name there: `attn.z`."""
+        return point(name, self.block)
+
+    def scale(self, slot: str) -> str | None:
+        """The point of the scale of the norm in `ln_in`, `ln_out` or `ln_add`; None where the slot is empty."""
+        norm = getattr(self.join, slot)
+        return self.point(f"{norm.point}.scale") if isinstance(norm, Norm) else None
 
 
 class Block(nn.Module):
@@ -35,6 +69,14 @@ class Block(nn.Module):
         self.attn.initialise(init)
         if self.mlp is not None:
             self.mlp.initialise(init)
+
+    def joins(self, index: int) -> list[Site]:
+        """Its joins in the order of the forward pass, as block `index` of a stack."""
+        attn = (index, "attn", self.res_1, self.attn, point("resid_pre", index), point("attn_out", index))
+        if self.mlp is None:
+            return [Site(*attn, point("resid_post", index))]
+        mlp = (index, "mlp", self.res_2, self.mlp, point("resid_mid", index), point("mlp_out", index))
+        return [Site(*attn, point("resid_mid", index)), Site(*mlp, point("resid_post", index))]
 
     def points(self) -> list[str]:
         """Its points, without the block's prefix, in the order of the forward pass."""

@@ -11,8 +11,9 @@ from mainstem import residuals
 from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
 from mainstem.model.attention import CacheSlot, View, rotation
-from mainstem.model.block import Block
+from mainstem.model.block import Block, Site
 from mainstem.model.init import Initialiser
+from mainstem.model.names import FINAL, point
 from mainstem.model.norms import Empty, Norm, make_norm
 from mainstem.model.tap import Scope, Tap, check_points, touch
 
@@ -84,7 +85,7 @@ class GPT(nn.Module):
             ids: at most n_ctx of them, with those in the cache.
             mask: (B, cached + T) bool, false at padding, which nothing reads and which takes no position.
             cache: earlier positions, to be read and added to.
-            tap: looks at, or changes, the points that it names (`mainstem.model.tap` lists them).
+            tap: looks at, or changes, the points that it names (`mainstem.model.names` lists them).
 
         Raises ConfigError when the positions exceed n_ctx.
         """
@@ -102,8 +103,13 @@ class GPT(nn.Module):
         """Every point that a tap may ask for, in the order of the forward pass."""
         embeddings = ["embed"] if self.wpe is None else ["embed", "pos_embed"]
         every: Iterable[Any] = self.blocks
-        blocks = [f"blocks.{index}.{point}" for index, block in enumerate(every) for point in block.points()]
-        return [*embeddings, *blocks, "resid_final", *self.ln_f.points()]
+        blocks = [point(name, index) for index, block in enumerate(every) for name in block.points()]
+        return [*embeddings, *blocks, FINAL, *self.ln_f.points()]
+
+    def joins(self) -> list[Site]:
+        """Every join, in the order of the forward pass; a block without an MLP has one, any other two."""
+        every: Iterable[Any] = self.blocks
+        return [site for index, block in enumerate(every) for site in block.joins(index)]
 
     def embed(
         self, ids: Tensor, *, mask: Tensor | None = None, cache: Cache | None = None, tap: Tap | None = None
@@ -142,8 +148,8 @@ class GPT(nn.Module):
                 x = checkpoint(block, x, view, use_reentrant=False)  # draws the same dropout again
                 continue
             slot = cache[index] if cache is not None else None
-            x = block(x, view, slot, Scope(tap, f"blocks.{index}.") if tap is not None else None)
-        return touch(tap, "resid_final", x)
+            x = block(x, view, slot, Scope(tap, point("", index)) if tap is not None else None)
+        return touch(tap, FINAL, x)
 
     def unembed(self, x: Tensor, tap: Tap | None = None) -> Tensor:
         """The stream (..., C) -> logits (..., V). Give it only the positions whose logits are needed."""

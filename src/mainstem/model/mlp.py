@@ -25,6 +25,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "geglu": F.gelu,
 }
 
+NEAR_ZERO = 0.01
+"""An activation below this in magnitude counts as near zero."""
+
 
 class MLP(nn.Module):
     """c_proj(act(c_fc x)), or gated c_proj(act(gate x) * up x), gate and up being the two halves of c_fc."""

@@ -1,49 +1,35 @@
-"""The stack as the list of its joins: where each branch stands, what it reads and where it writes."""
+"""The stream between the joins: each place of it once, under all the names that it has.
 
-from collections.abc import Iterator
-from typing import NamedTuple
+A model gives its joins in order (`GPT.joins`). The stream before the first, between two, and after the last is one
+tensor each, a level; what block 0 leaves is what block 1 reads, so the one's `resid_post` is the other's `resid_pre`.
+"""
 
-from mainstem.model.attention import Attention
-from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
-from mainstem.model.mlp import MLP
-from mainstem.model.sublayer import Join
+from mainstem.model.names import FINAL
 
 
-class Place(NamedTuple):
-    """One join in the stack, with what stands in it."""
+def levels(model: GPT) -> list[tuple[str, ...]]:
+    """The names of the stream after 0, 1, ... all joins; the first is the one that results use.
 
-    layer: int
-    kind: str
-    """`attn` or `mlp`."""
-    join: Join
-    branch: Attention | MLP
-
-    @property
-    def name(self) -> str:
-        """Of the join's module: `blocks.0.res_1`."""
-        return f"blocks.{self.layer}.{'res_1' if self.kind == 'attn' else 'res_2'}"
-
-    @property
-    def reads(self) -> str:
-        """The point of the stream that the branch reads."""
-        return f"blocks.{self.layer}.{'resid_pre' if self.kind == 'attn' else 'resid_mid'}"
-
-    @property
-    def write(self) -> str:
-        """The point of what is added."""
-        return f"blocks.{self.layer}.{self.kind}_out"
-
-    @property
-    def label(self) -> str:
-        """What its write is called in a result: `0_attn_out`."""
-        return f"{self.layer}_{self.kind}_out"
+    That is the point which the next branch reads, and `resid_final` after the last.
+    """
+    joins = model.joins()
+    first = [*(site.reads for site in joins), FINAL]
+    other = [None, *(site.after for site in joins)]
+    return [(one,) if two in (one, None) else (one, two) for one, two in zip(first, other, strict=True)]
 
 
-def places(model: GPT) -> Iterator[Place]:
-    """Every join of a model, in the order of the forward pass; a block without an MLP has one, any other two."""
-    for layer, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
-        yield Place(layer, "attn", block.res_1, block.attn)
-        if block.mlp is not None:
-            yield Place(layer, "mlp", block.res_2, block.mlp)
+def level(model: GPT, point: str) -> int | None:
+    """How many joins the stream has passed at a point, by any of its names; None for what is not the stream."""
+    return next((passed for passed, names in enumerate(levels(model)) if point in names), None)
+
+
+def join_index(model: GPT, point: str) -> int:
+    """The index of the join that a point belongs to: -1 before the first, the number of joins after the last.
+
+    A branch begins at the stream that it reads and ends before the stream that the next one reads.
+    """
+    joins, order = model.joins(), {name: at for at, name in enumerate(model.points())}
+    if order[point] >= order[FINAL]:
+        return len(joins)
+    return sum(order[site.reads] <= order[point] for site in joins) - 1

@@ -70,7 +70,7 @@ class Join(nn.Module):
         self.ln_in, self.ln_out, self.ln_add = norm("ln_in"), norm("ln_out"), norm("ln_add")
         self.skip, self.damp, self.gain = _constant(slots.skip), _constant(slots.damp), gain
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.write_point = write_point
+        self.name, self.write_point = name, write_point
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor], tap: Tap | None = None) -> Tensor:
         """The stream x, (..., C), after the branch f has read it and written to it.

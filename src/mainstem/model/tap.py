@@ -2,24 +2,7 @@
 
 A tap names the points that it wants; a point that nobody asked for is not computed, and without a tap nothing is
 called. Recording, ablating and patching are three taps. Nothing outlives the call that it was given to.
-
-Points of the stream, each (B, T, C):
-
-    embed, pos_embed                      what the embeddings write (before their dropout)
-    blocks.{l}.resid_pre                  the stream as block l reads it
-    blocks.{l}.attn_out                   what is added for attention (after ln_out, gain and dropout)
-    blocks.{l}.resid_mid                  the stream between the two (absent where d_mlp is 0)
-    blocks.{l}.mlp_out                    what is added for the MLP
-    blocks.{l}.resid_post                 the stream as block l leaves it
-    resid_final                           what ln_f reads
-
-Inside a block:
-
-    blocks.{l}.attn.q .k .v .z            (B, T, H, D); q and k as they enter the product
-    blocks.{l}.attn.pattern               (B, H, T query, T key), the softmax
-    blocks.{l}.mlp.pre .mlp.post          (B, T, M), around the activation; gated: pre is the gate's, post the product
-    blocks.{l}.res_{1,2}.{ln}.mean .scale (B, T, 1), of ln_in, ln_out or ln_add: the norm is (x - mean) / scale, then
-                                          gain and bias; likewise ln_f.mean, ln_f.scale
+`mainstem.model.names` lists the points.
 """
 
 from collections.abc import Collection, Iterable

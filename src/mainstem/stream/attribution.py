@@ -5,8 +5,8 @@ from torch import Tensor
 
 from mainstem.errors import ConfigError
 from mainstem.model.attention import Attention
-from mainstem.model.stack import places
-from mainstem.stream.decompose import Positions, Terms, frozen, frozen_final, positions, project
+from mainstem.stream.decompose import Positions, Terms, positions, project
+from mainstem.stream.passage import Passage, final_norm, passages
 from mainstem.stream.record import Record
 from mainstem.text.units import single_token
 
@@ -48,14 +48,14 @@ def attribution(
     here = positions(record, pos)
     with torch.no_grad():
         direction, offset = _direction(record, token, foil, here)
-        final = frozen_final(record, here)
+        final = final_norm(record, here)
         stream = record["resid_final"][:, here]
         logit = (record.model.ln_f(stream) * direction).sum(-1)  # the other rows of the unembedding are not needed
         direction = direction.expand_as(stream)
         terms = project(record, final.pull(direction), by, pos=here)
         rows = list(zip(terms.labels, terms.values, strict=True))
-        if final.bias is not None:
-            rows.append(("ln_f.bias", direction @ final.bias))
+        if (bias := getattr(final, "bias", None)) is not None:
+            rows.append(("ln_f.bias", direction @ bias))
         if offset is not None:
             rows.append(("lm_head.bias", offset.expand(stream.shape[:2])))
         return Terms.of(rows, logit if offset is None else logit + offset).at(pos, axis=-1)
@@ -69,23 +69,20 @@ def sources(record: Record, token: Token, foil: Token | None = None, pos: int = 
     here = positions(record, pos)
     with torch.no_grad():
         direction, _ = _direction(record, token, foil, here)
-        u = frozen_final(record, here).pull(direction.expand_as(record["resid_final"][:, here]))
-        found = []
-        for place in reversed(list(places(record.model))):
-            u = frozen(record, place, "ln_add", here).pull(u)
-            if isinstance(place.branch, Attention):
-                at_write = frozen(record, place, "ln_out", here).pull(place.join.gain(u))  # (B, 1, C)
-                found.append(_by_source(record, place.layer, place.branch, at_write, here))
-            u = place.join.skip(u)
-        return torch.stack(found[::-1])
+        u = final_norm(record, here).pull(direction.expand_as(record["resid_final"][:, here]))
+        by_block = []
+        for passage in reversed(list(passages(record, positions=here))):
+            u, at_write = passage.pull(u)
+            if isinstance(passage.site.branch, Attention):
+                by_block.append(_by_source(record, passage, passage.site.branch, at_write, here))
+        return torch.stack(by_block[::-1])
 
 
-def _by_source(record: Record, layer: int, attn: Attention, u: Tensor, here: slice) -> Tensor:
-    """(B, H, T) of one block: pattern times value, along u, (B, 1, C)."""
-    block = f"blocks.{layer}."
-    v = record[f"{block}attn.v"]  # (B, T, H, D)
-    read = torch.einsum("bc,hdc->bhd", u[:, 0], attn.output)
-    return record[f"{block}attn.pattern"][:, :, here][:, :, 0] * torch.einsum("bthd,bhd->bht", v, read)
+def _by_source(record: Record, passage: Passage, attn: Attention, at_write: Tensor, here: slice) -> Tensor:
+    """(B, H, T) of one block: pattern times value, along a direction of the write, (B, 1, C)."""
+    v, pattern = (record[passage.site.point(f"attn.{name}")] for name in ("v", "pattern"))  # v: (B, T, H, D)
+    read = torch.einsum("bc,hdc->bhd", passage.pull_returned(at_write)[:, 0], attn.output)
+    return pattern[:, :, here][:, :, 0] * torch.einsum("bthd,bhd->bht", v, read)
 
 
 def _direction(record: Record, token: Token, foil: Token | None, here: slice) -> tuple[Tensor, Tensor | None]:

@@ -11,6 +11,7 @@ from mainstem.errors import ConfigError
 from mainstem.generation.decoding import stream as generation
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
+from mainstem.model.stack import levels
 from mainstem.model.tap import Recorder
 from mainstem.stream.ids import Ids, padded
 from mainstem.stream.metrics import Metric, checked
@@ -35,9 +36,10 @@ def estimate(model: GPT, points: Iterable[str], batch: int, length: int, gradien
     With gradients there is one tensor more for each point, and all that the backward pass needs: what is inside every
     block, and the logits with their gradient.
     """
-    L, same = len(model.blocks), {"embed": "blocks.0.resid_pre"} if model.wpe is None else {}
-    same |= {f"blocks.{layer}.resid_post": f"blocks.{layer + 1}.resid_pre" for layer in range(L)}
-    same["resid_final"] = f"blocks.{L}.resid_pre"
+    stream = levels(model)
+    same = {name: first for first, *others in stream for name in others}
+    if model.wpe is None:
+        same["embed"] = stream[0][0]
 
     def numbers(names: Iterable[str]) -> int:
         once = {same.get(name, name): name for name in names}

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mainstem.errors import ConfigError, nearest
+from mainstem.model import names
 from mainstem.model.attention import Attention
-from mainstem.model.norms import Empty
-from mainstem.model.stack import Place, places
-from mainstem.stream.frozen import Frozen, freeze
+from mainstem.model.names import FINAL
+from mainstem.model.stack import level
+from mainstem.stream.passage import Passage, final_norm, passages
 from mainstem.stream.points import BUDGET, Key, position, resolve
 from mainstem.stream.record import Record
 
@@ -81,7 +82,7 @@ def closing_error(value: Tensor, expected: Tensor) -> float:
     return ((value - expected).abs().max() / largest).item()
 
 
-def decompose(record: Record, by: str = "branch", at: Key = "resid_final", pos: Positions = None) -> Terms:
+def decompose(record: Record, by: str = "branch", at: Key = FINAL, pos: Positions = None) -> Terms:
     """The stream at a point as the sum of the writes that made it, each carried to the point.
 
     Args:
@@ -99,23 +100,22 @@ def decompose(record: Record, by: str = "branch", at: Key = "resid_final", pos: 
     Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", on the residual stream.
     """
     check_unit(by)
-    point, here = _stream_point(record, at), positions(record, pos)
+    point, span = resolve(at, record.model), positions(record, pos)
+    passed = _joins_before(record, point)
     with torch.no_grad():
-        rows = [row for piece in _embeddings(record, here) for row in piece.carried()]
-        total = record[point][:, here]
-        for place in _before(record, point):
-            rows = [(label, place.join.skip(row)) for label, row in rows]
-            pieces = list(written(record, place, by, here))
+        total = record[point][:, span]
+        rows = [row for piece in _embeddings(record, span) for row in piece.carried()]
+        for passage in passages(record, passed, span):
+            pieces = list(written(record, passage, by, span))
             _check_room(sum(len(piece.labels) for piece in pieces) + len(rows), total)
-            rows += [row for piece in pieces for row in piece.carried()]
-            norm = frozen(record, place, "ln_add", here)
-            rows = [(label, norm.carry(row)) for label, row in rows]
-            rows += [row for piece in _bias(place, norm, total) for row in piece.carried()]
+            rows = [(label, passage.carry(row)) for label, row in rows]
+            rows += [(label, passage.add(row)) for piece in pieces for label, row in piece.carried()]
+            rows += [row for piece in _constant(passage, total) for row in piece.carried()]
         return Terms.of(rows, total).at(pos, axis=1)
 
 
 def project(
-    record: Record, u: Tensor, by: str = "branch", at: Key = "resid_final", pos: Positions = None
+    record: Record, u: Tensor, by: str = "branch", at: Key = FINAL, pos: Positions = None
 ) -> Terms:
     """The rows of `decompose`, each measured along directions, without being carried or spread over the width.
 
@@ -127,20 +127,24 @@ def project(
     total is <stream, u>.
     """
     check_unit(by)
-    point, here = _stream_point(record, at), positions(record, pos)
+    point, span = resolve(at, record.model), positions(record, pos)
+    passed = _joins_before(record, point)
     with torch.no_grad():
-        stream = record[point][:, here]
+        stream = record[point][:, span]
         u = u if u.ndim >= 3 else u[..., None, None, :]
         u = u.expand(*u.shape[:-3], *stream.shape)  # (..., B, T, C)
         total = (stream * u).sum(-1)
         rows: list[Row] = []
-        for place in reversed(_before(record, point)):
-            norm = frozen(record, place, "ln_add", here)
-            bias = [row for piece in _bias(place, norm, stream) for row in piece.along(u)]
-            u = norm.pull(u)
-            rows = [row for piece in written(record, place, by, here) for row in piece.along(u)] + bias + rows
-            u = place.join.skip(u)
-        rows = [row for piece in _embeddings(record, here) for row in piece.along(u)] + rows
+        for passage in reversed(list(passages(record, passed, span))):
+            pulled = passage.pull(u)
+            pieces = written(record, passage, by, span)
+            rows = [
+                *(row for piece in pieces for row in piece.along(pulled.write)),
+                *(row for piece in _constant(passage, stream) for row in piece.along(u)),
+                *rows,
+            ]
+            u = pulled.stream
+        rows = [row for piece in _embeddings(record, span) for row in piece.along(u)] + rows
         return Terms.of(rows, total).at(pos, axis=-1)
 
 
@@ -168,11 +172,10 @@ def normalised(record: Record, x: Tensor, norm: str, pos: Positions = None) -> T
     with torch.no_grad():
         if norm == "own":
             return record.model.ln_f(x)
-        final = frozen_final(record, positions(record, pos))
-        if isinstance(pos, int) and final.scale is not None:
-            final = final._replace(scale=final.scale.squeeze(1))
-        y = final.carry(x)
-        return y if final.bias is None else y + final.bias
+        final = final_norm(record, positions(record, pos))
+        y = final.carry(x[..., None, :]).squeeze(-2) if isinstance(pos, int) else final.carry(x)
+        bias = getattr(final, "bias", None)
+        return y if bias is None else y + bias
 
 
 def check_unit(by: str) -> None:
@@ -192,41 +195,20 @@ def positions(record: Record, pos: Positions) -> slice:
     if not isinstance(pos, int | slice | None):
         raise ConfigError(f"pos: {pos!r} is not a position; give a number, a slice, or None for all")
     if not isinstance(pos, int):
-        here, T = slice(None) if pos is None else pos, record.ids.shape[1]
-        if not range(T)[here]:
-            raise ConfigError(f"pos: {here} holds none of the {T} positions of the text")
-        return here
+        span, T = slice(None) if pos is None else pos, record.ids.shape[1]
+        if not range(T)[span]:
+            raise ConfigError(f"pos: {span} holds none of the {T} positions of the text")
+        return span
     at = position(pos, record.ids.shape[1])
     return slice(at, at + 1)
 
 
-def frozen(record: Record, place: Place, slot: str, here: slice = slice(None)) -> Frozen:
-    """The norm in one slot of a join at its recorded scales."""
-    norm = getattr(place.join, slot)
-    return Frozen() if isinstance(norm, Empty) else freeze(norm, record[f"{place.name}.{slot}.scale"][:, here])
-
-
-def frozen_final(record: Record, here: slice = slice(None)) -> Frozen:
-    """`ln_f` at its recorded scales."""
-    norm: Any = record.model.ln_f
-    return Frozen() if isinstance(norm, Empty) else freeze(norm, record["ln_f.scale"][:, here])
-
-
-def _stream_point(record: Record, at: Key) -> str:
-    point = resolve(at, record.model)
-    if not point.endswith(("resid_pre", "resid_mid", "resid_post", "resid_final")):
+def _joins_before(record: Record, point: str) -> int:
+    """How many joins the stream has passed at the point. Raises ConfigError for a point that is not of the stream."""
+    passed = level(record.model, point)
+    if passed is None:
         raise ConfigError(f"at: {point!r} is not a point of the stream; give 'resid_final' or ('resid_mid', 0)")
-    return point
-
-
-def _before(record: Record, point: str) -> list[Place]:
-    """The joins that the stream has passed at the point."""
-    every = list(places(record.model))
-    if point == "resid_final":
-        return every
-    layer, name = int(point.split(".")[1]), point.rsplit(".", 1)[1]
-    passed = {"resid_pre": (), "resid_mid": ("attn",), "resid_post": ("attn", "mlp")}[name]
-    return [place for place in every if place.layer < layer or (place.layer == layer and place.kind in passed)]
+    return passed
 
 
 def _check_room(rows: int, total: Tensor) -> None:
@@ -263,55 +245,57 @@ class _Parts:
     labels: list[str]
     activations: Tensor
     directions: Tensor
-    norm: Frozen
-    gain: nn.Module
+    passage: Passage
 
     def carried(self) -> list[Row]:
         rows = torch.einsum("btgk,gkc->gbtc", self.activations, self.directions)
-        return list(zip(self.labels, self.gain(self.norm.carry(rows)), strict=True))
+        return list(zip(self.labels, self.passage.returned(rows), strict=True))
 
     def along(self, u: Tensor) -> list[Row]:
-        u = self.norm.pull(self.gain(u))  # (..., B, T, C)
+        u = self.passage.pull_returned(u)  # (..., B, T, C)
         read = (u @ self.directions.flatten(0, 1).T).unflatten(-1, self.directions.shape[:2])  # (..., B, T, G, k)
         return list(zip(self.labels, (read * self.activations).sum(-1).unbind(-1), strict=True))
 
 
-def _embeddings(record: Record, here: slice) -> Iterator[_Whole]:
+def _embeddings(record: Record, span: slice) -> Iterator[_Whole]:
     for name in ("embed", "pos_embed") if record.model.wpe is not None else ("embed",):
-        yield _Whole(name, record[name][:, here])
+        yield _Whole(name, record[name][:, span])
 
 
-def _bias(place: Place, norm: Frozen, like: Tensor) -> Iterator[_Whole]:
-    """The bias of the norm over the sum."""
-    if norm.bias is not None:
-        yield _Whole(f"{place.layer}_{place.kind}.ln_add.bias", norm.bias.expand_as(like))
+def _constant(passage: Passage, like: Tensor) -> Iterator[_Whole]:
+    """What the join adds by itself: the bias of the norm over the sum."""
+    if passage.constant is not None:
+        label = names.row(passage.site.block, f"{passage.site.kind}.ln_add.bias")
+        yield _Whole(label, passage.constant.expand_as(like))
 
 
-def written(record: Record, place: Place, by: str, here: slice) -> Iterator[_Whole | _Parts]:
+def written(record: Record, passage: Passage, by: str, span: slice) -> Iterator[_Whole | _Parts]:
     """One write as pieces that sum to it: itself; or its heads or neurons, and its biases.
 
     A piece has `labels`, `carried()`, its rows as they are added, (B, T, C), and `along(u)`, their products with u.
     """
-    if by == "branch" or (by == "head" and place.kind == "mlp"):
-        yield _Whole(place.label, record[place.write][:, here])
+    site, branch = passage.site, passage.site.branch
+    write = record[site.write][:, span]
+    if by == "branch" or (by == "head" and site.kind == "mlp"):
+        yield _Whole(site.label, write)
         return
-    norm, gain, block, branch = frozen(record, place, "ln_out", here), place.join.gain, place.layer, place.branch
-    one = torch.ones_like(record[place.write][:, here, None, :1])  # (B, T, 1, 1)
+    one = torch.ones_like(write[:, :, None, :1])  # (B, T, 1, 1)
 
-    def bias(name: str, vector: Tensor, norm: Frozen = norm) -> _Parts:
-        return _Parts([f"{block}_{name}"], one, vector[None, None], norm, gain)
+    def bias(name: str, vector: Tensor) -> _Parts:
+        return _Parts([names.row(site.block, name)], one, vector[None, None], passage)
 
     if isinstance(branch, Attention):
-        z, b_V = record[f"blocks.{block}.attn.z"][:, here], branch.value_bias  # (B, T, H, D), (H, D)
-        labels = [f"L{block}H{head}" for head in range(branch.n_head)]
-        yield _Parts(labels, z if b_V is None else z - b_V, branch.output, norm, gain)
+        z, b_V = record[site.point("attn.z")][:, span], branch.value_bias  # (B, T, H, D), (H, D)
+        labels = [names.head(site.block, head) for head in range(branch.n_head)]
+        yield _Parts(labels, z if b_V is None else z - b_V, branch.output, passage)
         if b_V is not None:  # every pattern sums to 1, so what a head writes of it is the same everywhere
             yield bias("attn.b_V", torch.einsum("hd,hdc->c", b_V, branch.output))
     else:
-        post = record[f"blocks.{block}.mlp.post"][:, here, :, None]  # (B, T, M, 1)
-        labels = [f"L{block}N{neuron}" for neuron in range(post.shape[2])]
-        yield _Parts(labels, post, branch.c_proj.weight.T[:, None], norm, gain)
+        post = record[site.point("mlp.post")][:, span, :, None]  # (B, T, M, 1)
+        labels = [names.neuron(site.block, neuron) for neuron in range(post.shape[2])]
+        yield _Parts(labels, post, branch.c_proj.weight.T[:, None], passage)
     if branch.c_proj.bias is not None:
-        yield bias("attn.b_O" if place.kind == "attn" else "mlp.b_out", branch.c_proj.bias)
-    if norm.bias is not None:
-        yield bias(f"{place.kind}.ln_out.bias", norm.bias, Frozen())
+        yield bias("attn.b_O" if site.kind == "attn" else "mlp.b_out", branch.c_proj.bias)
+    if (constant := getattr(passage.out, "bias", None)) is not None:
+        label = names.row(site.block, f"{site.kind}.ln_out.bias")
+        yield _Whole(label, passage.gain.carry(constant).expand_as(write))

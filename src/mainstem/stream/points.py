@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from mainstem.errors import ConfigError, nearest
+from mainstem.model import names
 from mainstem.model.gpt import GPT
 
 BUDGET = 4 << 30
@@ -46,10 +47,10 @@ _PARTS = {"a": "attn", "attn": "attn", "m": "mlp", "mlp": "mlp", "ln1": "ln1", "
 _GLUED = re.compile(r"([a-z_]+?)(\d+)(attn|mlp|ln1|ln2|a|m)?")
 
 
-def names(model: GPT) -> list[str]:
+def answered(model: GPT) -> list[str]:
     """Every name of ours that a trace of this model answers to, derived ones last."""
     points = model.points()
-    blocks = [f"blocks.{index}.{name}" for index in range(len(model.blocks)) for name in DERIVED]
+    blocks = [names.point(name, index) for index in range(len(model.blocks)) for name in DERIVED]
     possible = [name for name in blocks if _exists(name, points)]
     return points + possible + (["ln_f.normalized"] if "ln_f.scale" in points else [])
 
@@ -69,15 +70,17 @@ def resolve(key: Key, model: GPT) -> str:
     Raises ConfigError, with the nearest name, for a point that the model does not have.
     """
     name = _spell(key, model)
-    valid = names(model)
+    valid = answered(model)
     if name in valid:
         return name
-    rotated = {"attn.hook_q": "attn.q", "attn.hook_k": "attn.k"}.get(".".join(name.split(".")[2:]))
+    rotated = {"attn.hook_q": "attn.q", "attn.hook_k": "attn.k"}.get(names.split(name)[1])
     if rotated is not None:  # `_spell` let it stand: the other library means something else by it
         raise ConfigError(f"point: {name!r} is before norm and rotation; {rotated!r} is what enters the product")
     near = nearest(name, valid)
     if not near.startswith("did you mean"):  # as many as a deep model has points would help nobody
-        near = f"valid: {', '.join(dict.fromkeys(re.sub(r'blocks.[0-9]+', 'blocks.{l}', point) for point in valid))}"
+        kinds = (names.split(point) for point in valid)
+        each = dict.fromkeys(names.point(name, None if block is None else "{l}") for block, name in kinds)
+        near = f"valid: {', '.join(each)}"
     raise ConfigError(f"point: {key!r} is not in this model; {near}")
 
 
@@ -90,13 +93,13 @@ def _spell(key: Key, model: GPT) -> str:
     if glued is not None:
         return _spell_tuple((glued[1], int(glued[2]), glued[3]), model)
     plain = key.replace("hook_", "")
-    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", plain)
+    block, name = names.split(plain)
     if block is None:
         return _FOREIGN_ENDS.get(plain, plain)
     turned = model.config.position == "rotary" or model.config.qk_norm
-    if turned and re.fullmatch(r"attn\.hook_[qk]", key.split(".", 2)[2]):
+    if turned and names.split(key)[1] in ("attn.hook_q", "attn.hook_k"):
         return key
-    return f"blocks.{block[1]}.{_FOREIGN.get(block[2], block[2])}"
+    return names.point(_FOREIGN.get(name, name), block)
 
 
 def _spell_tuple(key: tuple[str | int | None, ...], model: GPT) -> str:
@@ -111,7 +114,7 @@ def _spell_tuple(key: tuple[str | int | None, ...], model: GPT) -> str:
     if part is not None:
         name = f"{_PARTS.get(part, part)}.{name}"
     name = _FOREIGN.get(name, name)
-    return f"blocks.{layer % L}.{_SHORT.get(name, name)}"
+    return names.point(_SHORT.get(name, name), layer % L)
 
 
 def select(spec: str | Iterable[Key], model: GPT) -> list[str]:
@@ -139,7 +142,7 @@ def _matching(key: str, points: list[str]) -> list[str]:
             raise ConfigError(f"point: the pattern {key!r} matches nothing; {nearest(key.replace('*', ''), points)}")
         return found
     name = _SHORT.get(key, key)
-    return [point for point in points if point.startswith("blocks.") and point.split(".", 2)[2] == name]
+    return [point for point in points if names.split(point)[1] == name != point]
 
 
 def _point(key: Key, model: GPT, points: list[str]) -> str:

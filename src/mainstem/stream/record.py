@@ -16,6 +16,8 @@ from mainstem.model.attention import Attention, View
 from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
+from mainstem.model.names import FINAL, point, split
+from mainstem.model.stack import level, levels
 from mainstem.model.tap import Recorder, Scope
 from mainstem.stream.points import Key, resolve
 
@@ -55,9 +57,9 @@ class Record:
         """The tensor of a point, by any name that `points.resolve` takes; read again from the stream if need be."""
         if isinstance(key, str) and key in self.values:
             return self.values[key]
-        point = resolve(key, self._model)
-        found = self._held(point)
-        return found if found is not None else self._computed(point)
+        name = resolve(key, self._model)
+        recorded = self._held(name)
+        return recorded if recorded is not None else self._computed(name)
 
     def __contains__(self, key: Key) -> bool:
         """Whether the point is held, rather than computed when asked for; false for what is no point of the model."""
@@ -79,7 +81,7 @@ class Record:
     def logits(self) -> Tensor:
         """The model's own, (B, T, V)."""
         with torch.no_grad():
-            return self.model.unembed(self["resid_final"])
+            return self.model.unembed(self[FINAL])
 
     @cached_property
     def view(self) -> View:
@@ -99,29 +101,29 @@ class Record:
 
     def start(self, layer: int) -> Tensor:
         """The stream that block `layer` read, (B, T, C). Raises ConfigError if it was not captured."""
-        found = self._held(f"blocks.{layer}.resid_pre")
-        if found is None:
+        stream = self._held(point("resid_pre", layer))
+        if stream is None:
             raise ConfigError(f"point: what block {layer} read was not captured; add ('resid_pre', {layer}) to points")
-        return found
+        return stream
 
-    def _held(self, point: str) -> Tensor | None:
-        return held(self.values, point, len(self._model.blocks))
+    def _held(self, name: str) -> Tensor | None:
+        return held(self.values, name, self._model)
 
-    def _computed(self, point: str) -> Tensor:
+    def _computed(self, name: str) -> Tensor:
         with torch.no_grad(), evaluating(self.model):
-            if point.startswith("blocks."):
-                _, index, name = point.split(".", 2)
-                return self._in_block(int(index), name)
-            if point == "ln_f.normalized":
-                return (self["resid_final"] - self["ln_f.mean"]) / self["ln_f.scale"]
-            if point.startswith("ln_f."):
-                tap = Recorder(point)
-                self.model.ln_f(self["resid_final"], tap)
-                return tap.values[point]
-        raise ConfigError(f"point: {point!r} was not captured, and nothing else gives it; add it to points")
+            block, inside = split(name)
+            if block is not None:
+                return self._in_block(block, inside)
+            if name == "ln_f.normalized":
+                return (self[FINAL] - self["ln_f.mean"]) / self["ln_f.scale"]
+            if name.startswith("ln_f."):
+                tap = Recorder(name)
+                self.model.ln_f(self[FINAL], tap)
+                return tap.values[name]
+        raise ConfigError(f"point: {name!r} was not captured, and nothing else gives it; add it to points")
 
     def _in_block(self, layer: int, name: str) -> Tensor:
-        prefix = f"blocks.{layer}."
+        prefix = point("", layer)
         if name == "attn.scores":
             q, k = (self[f"{prefix}attn.{part}"].transpose(1, 2) for part in "qk")  # (B, H, T, D)
             seen = self.view.mask_for(q.shape[2], k.shape[2], q.device)
@@ -144,13 +146,11 @@ class Record:
         return block.attn
 
 
-def held(values: Mapping[str, Tensor], point: str, blocks: int) -> Tensor | None:
-    """What is kept of a point: under its own name, or under the other that it has between two blocks."""
-    if point not in values and point.endswith(("resid_pre", "resid_post", "resid_final")):
-        at = blocks if point == "resid_final" else int(point.split(".")[1]) + point.endswith("resid_post")
-        following = "resid_final" if at == blocks else f"blocks.{at}.resid_pre"
-        point = next((name for name in (following, f"blocks.{at - 1}.resid_post") if name in values), point)
-    return values.get(point)
+def held(values: Mapping[str, Tensor], name: str, model: GPT) -> Tensor | None:
+    """What is kept of a point: under its own name, or under the other that the stream has there."""
+    if name not in values and (passed := level(model, name)) is not None:
+        name = next((other for other in levels(model)[passed] if other in values), name)
+    return values.get(name)
 
 
 def _versions(model: GPT) -> list[tuple[int, torch.dtype, bytes]]:

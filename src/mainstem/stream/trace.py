@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from mainstem.errors import ConfigError
+from mainstem.model import names
+from mainstem.model.block import Site
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
-from mainstem.model.stack import Place, places
 from mainstem.model.tap import Recorder
 from mainstem.stream import attribution, decompose
 from mainstem.stream.analysis import lens as lenses
@@ -20,6 +21,7 @@ from mainstem.stream.analysis.tuned import TunedLens
 from mainstem.stream.analysis.writes import Write, writes
 from mainstem.stream.attribution import Token
 from mainstem.stream.decompose import Positions, Terms
+from mainstem.stream.passage import factor
 from mainstem.stream.points import Key, resolve
 from mainstem.stream.record import Record, held
 
@@ -105,10 +107,10 @@ class Trace(Record):
         point = resolve(key, self._model)
         if point.endswith((".mean", ".scale")):
             raise ConfigError(f"point: {point!r}: a norm's statistics have no gradient; ask at what the norm reads")
-        found = held(self.gradients, point, len(self._model.blocks))
-        if found is None:
+        gradient = held(self.gradients, point, self._model)
+        if gradient is None:
             raise ConfigError(f"point: no gradient was kept at {point!r}; capture it with points= and metric=")
-        return found
+        return gradient
 
     def gradient_parts(self, layer: int, kind: str = "attn") -> tuple[Tensor, Tensor]:
         """The gradient at what a branch reads, (B, T, C), as (what came by the skip, what came through the branch).
@@ -116,30 +118,27 @@ class Trace(Record):
         They sum to the gradient at that point. The part by the skip is skip * the gradient at the write; the other
         is the branch's own vector-Jacobian product with it.
         """
-        place = self._place(layer, kind)
-        at_write = self.gradient(place.write)
+        site = self._site(layer, kind)
+        at_write = self.gradient(site.write)
         with torch.no_grad():
-            by_skip = place.join.skip(at_write)
+            by_skip = factor(site.join.skip).pull(at_write)
         with evaluating(self.model), torch.enable_grad():
-            read = self[place.reads].detach().requires_grad_()
-            (through,) = torch.autograd.grad(self._written(place, read), read, at_write)
+            read = self[site.reads].detach().requires_grad_()
+            (through,) = torch.autograd.grad(self._written(site, read), read, at_write)
         return by_skip, through
 
-    def _written(self, place: Place, read: Tensor) -> Tensor:
+    def _written(self, site: Site, read: Tensor) -> Tensor:
         """What the branch writes when the stream is `read`."""
-        tap = Recorder([f"{place.kind}_out"])
-        branch, view = place.branch, self.view
-        if place.kind == "attn":
-            place.join(read, lambda x: branch(x, view), tap)
-        else:
-            place.join(read, branch, tap)
-        return tap.values[f"{place.kind}_out"]
+        name = names.split(site.write)[1]
+        tap, branch, view = Recorder([name]), site.branch, self.view
+        site.join(read, (lambda x: branch(x, view)) if site.kind == "attn" else branch, tap)
+        return tap.values[name]
 
-    def _place(self, layer: int, kind: str) -> Place:
+    def _site(self, layer: int, kind: str) -> Site:
         L = len(self.model.blocks)
-        for place in places(self.model):
-            if (place.layer, place.kind) == (layer + L if layer < 0 else layer, kind):
-                return place
+        for site in self.model.joins():
+            if (site.block, site.kind) == (layer + L if layer < 0 else layer, kind):
+                return site
         raise ConfigError(f"there is no {kind!r} in block {layer}; blocks go from 0 to {L - 1}, with attn and mlp")
 
     def row(self, index: int) -> "Trace":

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from mainstem.model.gpt import GPT
+from mainstem.model.mlp import NEAR_ZERO
+from mainstem.model.names import FINAL, point, split
 from mainstem.model.tap import Recorder
 from mainstem.training.device import Device
 from mainstem.training.evaluate import loss_sum
 
 WINDOWS = 2
 """Windows of the batch that are looked at."""
-NEAR_ZERO = 0.01
-"""An MLP activation below this in magnitude counts as near zero."""
 
 COLUMNS = {
     "stream": "RMS of the block's input",
@@ -39,11 +39,10 @@ COLUMNS = {
 
 
 def _points(model: GPT) -> Iterator[str]:
-    for index, block in enumerate(model.blocks):
-        names = ["resid_pre", "attn.pattern", "attn_out"]
-        names += ["resid_mid", "mlp.post", "mlp_out"] if block.mlp is not None else []
-        yield from (f"blocks.{index}.{name}" for name in names)
-    yield "resid_final"
+    for site in model.joins():
+        inside = {"attn": "attn.pattern", "mlp": "mlp.post"}[site.kind]
+        yield from (site.reads, site.point(inside), site.write)
+    yield FINAL
 
 
 def _rms(x: Tensor) -> float:
@@ -86,10 +85,11 @@ class Vitals:
         inputs = [p for p in recorder.values if p.endswith(("resid_pre", "resid_mid", "resid_final"))]
         gradients = torch.autograd.grad(loss, [recorder.values[point] for point in inputs])
         self._values = {point: value.detach() for point, value in recorder.values.items()}
+        self._in_block = {split(point): value for point, value in self._values.items()}
         self._gradients = dict(zip(inputs, gradients, strict=True))
-        self._rows = [self._block(f"blocks.{index}.") for index in range(len(model.blocks))]
-        self._rows.append(self._stream("resid_final"))
-        del self._values, self._gradients
+        self._rows = [self._block(index) for index in range(len(model.blocks))]
+        self._rows.append(self._stream(FINAL))
+        del self._values, self._in_block, self._gradients
         self._before = [[p.detach().clone() for p in block.parameters()] for block in model.blocks]
 
     @torch.no_grad()
@@ -107,13 +107,13 @@ class Vitals:
         mean, spread = value.mean().item(), value.std(correction=0).item()
         return {"stream": _rms(value), "gradient": _rms(self._gradients[point]), "mean": mean, "spread": spread}
 
-    def _block(self, prefix: str) -> dict[str, float]:
-        values = {name.removeprefix(prefix): v for name, v in self._values.items() if name.startswith(prefix)}
-        row = self._stream(prefix + "resid_pre") | _write(values["resid_pre"], values["attn_out"], "attn")
+    def _block(self, index: int) -> dict[str, float]:
+        values = {name: value for (block, name), value in self._in_block.items() if block == index}
+        row = self._stream(point("resid_pre", index)) | _write(values["resid_pre"], values["attn_out"], "attn")
         row["entropy"], row["first_token"] = values["attn.pattern"].tolist()
         if "mlp_out" in values:
             row |= _write(values["resid_mid"], values["mlp_out"], "mlp")
-            row["gradient_mid"] = _rms(self._gradients[prefix + "resid_mid"])
+            row["gradient_mid"] = _rms(self._gradients[point("resid_mid", index)])
             row["near_zero"] = (values["mlp.post"].abs() < NEAR_ZERO).float().mean().item()
         return row
 

@@ -1,6 +1,5 @@
 """`mainstem circuits contexts RUN UNIT`: where in the held-out text one head or neuron does most."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ from mainstem.cli.parts.parse import Positional, parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import UserError
+from mainstem.model.names import parse_label
 from mainstem.text import units
 from mainstem.text.tokenizer import Tokenizer
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mainstem.circuits.contexts import Context
-
-UNIT = re.compile(r"L(\d+)([HN])(\d+)")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Contexts(Opening):
@@ -41,8 +38,8 @@ def main(argv: Sequence[str]) -> None:
     """Parse, read, print."""
     command = parse(Contexts, "circuits contexts", argv)
     screen = Screen(command.json)
-    match = UNIT.fullmatch(command.unit)
-    if match is None:
+    unit = parse_label(command.unit)
+    if unit.block is None or unit.unit is None or unit.part:
         raise UserError(f"unit: {command.unit!r} is neither a head, L1H3, nor a neuron, L0N17")
     model, tokenizer = open_model(command, screen)
     from mainstem.circuits.contexts import head_contexts, neuron_contexts
@@ -54,10 +51,10 @@ def main(argv: Sequence[str]) -> None:
         for read, window in enumerate(windows, start=1):  # noqa: B007
             yield window
 
-    strongest, what = (head_contexts, "length of its write") if match[2] == "H" else (neuron_contexts, "activation")
+    strongest, what = (head_contexts, "length of its write") if unit.name == "head" else (neuron_contexts, "activation")
     with stoppable() as check:
         windows = counted(held_out(command.run, command.data, model, tokenizer, command.windows, check))
-        found = strongest(model, windows, int(match[1]), int(match[3]), command.top)
+        found = strongest(model, windows, unit.block, unit.unit, command.top)
     screen.say(f"{command.unit}: its strongest contexts in {read} windows, by {what}")
     for context in found:
         source = context.source

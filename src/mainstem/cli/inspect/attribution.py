@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from mainstem.cli.parts.opened import LINE, Captured, ending, finish, in_json, open_trace, piece, typed_token
 from mainstem.cli.parts.parse import parse
 from mainstem.cli.parts.screen import Screen, bar_text
+from mainstem.model.names import parse_label
 from mainstem.text.units import clip, pad, pieces, shown, width
 
 if TYPE_CHECKING:
@@ -77,10 +78,10 @@ def main(argv: Sequence[str]) -> None:
 
 def _reads(trace: "Trace", tokens: list[str], label: str, here: int) -> str:
     """What a head read at this position: its two strongest sources."""
-    if not label.startswith("L") or "H" not in label:
+    unit = parse_label(label)
+    if unit.name != "head" or unit.block is None:
         return ""
-    layer, head = map(int, label[1:].split("H"))
-    pattern = trace["pattern", layer][0, head, here]
+    pattern = trace["pattern", unit.block][0, unit.unit, here]
     found = pattern.topk(min(2, len(pattern)))
     sources = zip(found.indices.tolist(), found.values.tolist(), strict=True)
     words = [f"{tokens[i]} ({weight:.2f})" for i, weight in sources if weight >= READ]

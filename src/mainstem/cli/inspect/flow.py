@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mainstem.cli.parts.opened import Captured, ending, finish, in_json, open_trace
 from mainstem.cli.parts.parse import parse
 from mainstem.cli.parts.screen import Screen
+from mainstem.model.names import head as head_label
 from mainstem.text import units
 from mainstem.text.units import Unit
 
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     each = units.words(tokenizer, ids)
     if command.by == "token":
         each = [Unit(text, at, at + 1) for at, text in enumerate(units.pieces(tokenizer, ids))]
-    layers = [joins(trace, 0 if command.layer is None else command.layer)[0].layer]
+    layers = [joins(trace, 0 if command.layer is None else command.layer)[0].block]
     if command.layer is None:
         layers = list(range(len(trace.model.blocks)))
     texts = [units.shown(unit.text.strip(" ") or unit.text) for unit in each]
@@ -63,12 +64,11 @@ def main(argv: Sequence[str]) -> None:
         by_head.append(grouped(heads, each))
         by_block.append(grouped(block, each))
         found = _strongest(by_head[-1], command.top)
-        rows += [
-            {"label": f"L{layer}H{head}", "from": key, "to": query, "value": value} for head, query, key, value in found
-        ]
+        edges = [(head_label(layer, head), key, query, value) for head, query, key, value in found]
+        rows += [{"label": label, "from": key, "to": query, "value": value} for label, key, query, value in edges]
         if len(each) <= COLUMNS:
             _matrix(f"block {layer}, all heads", by_block[-1], names, screen)
-        moves = [[names[key], names[query], f"L{layer}H{head}", f"{value:.3f}"] for head, query, key, value in found]
+        moves = [[names[key], names[query], label, f"{value:.3f}"] for label, key, query, value in edges]
         screen.table((f"block {layer}: from", "to", "head", command.weighting), moves)
     rolled = grouped(rollout(trace)[-1, 0], each)  # (U, U)
     last = rolled[-1].topk(min(4, len(each)))

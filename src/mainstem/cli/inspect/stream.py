@@ -15,7 +15,7 @@ class Stream(Captured):
     """What the stream is at every depth, how much each branch writes to it, which later writes undo earlier ones."""
 
     points: tuple[str, ...] = ()
-    """Also these points, as names or patterns: `*.attn_out`, `blocks.0.attn.pattern`, `blocks.3.hook_resid_pre`."""
+    """Also these points, as names or patterns: `*.attn_out`, `resid_mid`, `pattern0`."""
     by: Literal["branch", "head"] = "branch"
     """Erasure by branch or by head."""
     top: int = 5

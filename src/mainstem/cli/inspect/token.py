@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mainstem.cli.parts.opened import Captured, alone, ending, finish, in_json, open_trace
 from mainstem.cli.parts.parse import parse
 from mainstem.cli.parts.screen import Screen
+from mainstem.model.names import neuron
 from mainstem.text import units
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _neurons(one: "TokenTrace", screen: Screen) -> None:
         f"of {one.mlp.neurons:,} neurons {one.mlp.above_zero:,} are above 0 before the activation, "
         f"{one.mlp.near_zero:,} near 0 after it"
     )
-    rows = [[f"L{one.layer}N{n.index}", n.pre, n.post, n.length] for n in one.mlp.top]
+    rows = [[neuron(one.layer, n.index), n.pre, n.post, n.length] for n in one.mlp.top]
     screen.table(("neuron", "pre", "post", "wrote"), rows)
 
 

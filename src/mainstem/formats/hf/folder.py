@@ -31,12 +31,12 @@ MAX_SHARD_SIZE = 5_000_000_000
 """Bytes of a file of weights."""
 _MATRICES = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 KEYS = KeyMap(
-    {
-        "wte": "transformer.wte", "wpe": "transformer.wpe", "ln_f": "transformer.ln_f", "lm_head": "lm_head",
-        "blocks.*.res_1.ln_in": "transformer.h.*.ln_1", "blocks.*.res_2.ln_in": "transformer.h.*.ln_2",
-        **{f"blocks.*.{name}": f"transformer.h.*.{name}" for name in _MATRICES},
+    {"wte": "transformer.wte", "wpe": "transformer.wpe", "ln_f": "transformer.ln_f", "lm_head": "lm_head"},
+    blocks={
+        "res_1.ln_in": "transformer.h.*.ln_1", "res_2.ln_in": "transformer.h.*.ln_2",
+        **{name: f"transformer.h.*.{name}" for name in _MATRICES},
     },
-    transposed=[f"blocks.*.{name}" for name in _MATRICES],
+    transposed=_MATRICES,
 )  # fmt: skip
 _HEAD, _WTE = "lm_head.weight", "transformer.wte.weight"
 _MASK = re.compile(r"^transformer\.h\.\d+\.attn\.(bias|masked_bias)$")

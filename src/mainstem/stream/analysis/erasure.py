@@ -1,6 +1,5 @@
 """What later writes take back of earlier ones, beyond what two random directions would."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mainstem.errors import ConfigError, nearest
-from mainstem.model.stack import places
-from mainstem.stream.analysis.writes import over, wide
+from mainstem.model.names import parse_label
+from mainstem.model.precision import over, wide
 from mainstem.stream.decompose import decompose, positions
 from mainstem.stream.record import Record
 
@@ -119,13 +118,11 @@ def _tokens(record: Record, pos: int | None, by: str, R: int) -> Iterator[Tensor
 
 def _stages(record: Record, labels: Sequence[str]) -> Tensor:
     """When each row is written, (rows,): first the embeddings, then at each join its write, then its norm's bias."""
-    order = {(place.layer, place.kind): index for index, place in enumerate(places(record.model))}
-    stages = []
-    for label in labels:
-        written = re.match(r"L(?P<of_head>\d+)H|(?P<layer>\d+)_(?P<kind>attn|mlp)", label)
-        if written is None:
-            stages.append(0)
-            continue
-        place = (int(written["of_head"] or written["layer"]), written["kind"] or "attn")
-        stages.append(1 + 2 * order[place] + label.endswith("ln_add.bias"))
-    return torch.tensor(stages)
+    order = {(site.block, site.kind): index for index, site in enumerate(record.model.joins())}
+    writers = [(label, parse_label(label)) for label in labels]
+    return torch.tensor(
+        [
+            0 if writer.block is None else 1 + 2 * order[writer.block, str(writer.kind)] + label.endswith("ln_add.bias")
+            for label, writer in writers
+        ]
+    )

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.attention import Attention
-from mainstem.model.stack import Place, places
-from mainstem.stream.analysis.writes import wide
-from mainstem.stream.decompose import frozen
+from mainstem.model.block import Site
+from mainstem.model.precision import wide
+from mainstem.stream.passage import Passage, RecordedNorm, factor
 from mainstem.stream.record import Record
 from mainstem.text.units import Unit
 
@@ -24,26 +24,26 @@ WEIGHTINGS = ("pattern", "value")
 REDUCTIONS = ("mean", "last")
 
 
-def joins(record: Record, layer: int) -> list[Place]:
+def joins(record: Record, layer: int) -> list[Site]:
     """Attention's join of one block and the MLP's, if it has one. Raises ConfigError for a block that is not there."""
     L = len(record.model.blocks)
     if not -L <= layer < L:
         raise ConfigError(f"layer: there is no block {layer}; the model has {L}, from 0")
-    return [place for place in places(record.model) if place.layer == layer % L]
+    return [site for site in record.model.joins() if site.block == layer % L]
 
 
-def head_writers(record: Record, place: Place) -> tuple[Tensor, Tensor | None]:
+def head_writers(record: Record, site: Site) -> tuple[Tensor, Tensor | None]:
     """What each head of an attention join adds to the stream for each number of its z.
 
     Returns (H, D, C), through `ln_out` and gain; and the scale of `ln_out` at the query, (B, T, 1), by which it is
     still to be divided, or None where the row of the table has no such norm.
     """
-    attn, norm = place.branch, frozen(record, place, "ln_out")
+    attn, passage = site.branch, Passage(record, site)
     assert isinstance(attn, Attention)
-    directions = wide(attn.output)
-    if norm.scale is not None:
-        directions = norm._replace(scale=torch.ones_like(norm.scale[:1, :1])).carry(directions)
-    return place.join.gain(directions), norm.scale
+    directions, norm = wide(attn.output), passage.out
+    if not isinstance(norm, RecordedNorm):
+        return passage.gain.carry(directions), None
+    return passage.gain.carry(norm._replace(scale=None).carry(directions)), norm.scale
 
 
 def flow(record: Record, layer: int, weighting: str = "pattern") -> Tensor:
@@ -59,13 +59,13 @@ def flow(record: Record, layer: int, weighting: str = "pattern") -> Tensor:
     """
     if weighting not in WEIGHTINGS:
         raise ConfigError(f"weighting: unknown value {weighting!r}; {nearest(weighting, WEIGHTINGS)}")
-    place = joins(record, layer)[0]
+    site = joins(record, layer)[0]
     with torch.no_grad():
-        pattern = wide(record[f"blocks.{place.layer}.attn.pattern"])
+        pattern = wide(record[site.point("attn.pattern")])
         if weighting == "pattern":
             return pattern
-        v = wide(record[f"blocks.{place.layer}.attn.v"])  # (B, T, H, D)
-        directions, scale = head_writers(record, place)
+        v = wide(record[site.point("attn.v")])  # (B, T, H, D)
+        directions, scale = head_writers(record, site)
         by_head = zip(v.unbind(2), directions, strict=True)
         lengths = torch.stack([(v_h @ directions_h).norm(dim=-1) for v_h, directions_h in by_head], dim=1)
         found = pattern * lengths[:, :, None]
@@ -77,14 +77,14 @@ def moved(record: Record, layer: int) -> Tensor:
 
     It is the norm of the sum over heads, so heads that oppose each other cancel: at most the sum of `flow`'s lengths.
     """
-    place = joins(record, layer)[0]
+    site = joins(record, layer)[0]
     with torch.no_grad():
-        v = wide(record[f"blocks.{place.layer}.attn.v"])
-        directions, scale = head_writers(record, place)
+        v = wide(record[site.point("attn.v")])
+        directions, scale = head_writers(record, site)
         sent = torch.einsum("bkhd,hdc->bkhc", v, directions)  # (B, T, H, C)
         B, T, _, C = sent.shape
         queries = max(1, CHUNK // (B * T * C * sent.element_size()))
-        parts = wide(record[f"blocks.{place.layer}.attn.pattern"]).split(queries, dim=2)
+        parts = wide(record[site.point("attn.pattern")]).split(queries, dim=2)
         lengths = torch.cat([torch.einsum("bhqk,bkhc->bqkc", part, sent).norm(dim=-1) for part in parts], dim=1)
         return lengths if scale is None else lengths / scale
 
@@ -102,9 +102,9 @@ def rollout(record: Record) -> Tensor:
         B, T = record.ids.shape
         eye = wide(torch.eye(T, dtype=record.model.wte.weight.dtype, device=record.ids.device)).expand(B, T, T)
         found = [eye]
-        for place in places(record.model):
-            if place.kind == "attn":  # the MLP moves nothing
-                mixed = place.join.skip(eye) + wide(record[f"blocks.{place.layer}.attn.pattern"]).mean(1)
+        for site in record.model.joins():
+            if site.kind == "attn":  # the MLP moves nothing
+                mixed = factor(site.join.skip).carry(eye) + wide(record[site.point("attn.pattern")]).mean(1)
                 found.append(mixed / mixed.sum(-1, keepdim=True) @ found[-1])
         return torch.stack(found)
 

@@ -3,9 +3,9 @@
 The stream at a depth is normalised by `ln_f` and unembedded, as the last depth is (nostalgebraist 2020, "interpreting
 GPT: the logit lens"). A tuned lens (`mainstem.stream.analysis.tuned`) maps the stream before that.
 
-Depths are the points of the stream, each tensor once: `blocks.{l}.resid_pre` is labelled `{l}_pre`,
-`blocks.{l}.resid_mid` `{l}_mid`, and `resid_final` `final`. What block l leaves is what block l + 1 reads, so a
-`resid_post` goes by the name of the `resid_pre` or `resid_final` after it.
+Depths are the points of the stream, each tensor once: the `resid_pre` of block l is labelled `{l}_pre`, its `resid_mid`
+`{l}_mid`, and `resid_final` `final`. What block l leaves is what block l + 1 reads, so a `resid_post` goes by the name
+of the `resid_pre` or `resid_final` after it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from mainstem.errors import ConfigError
+from mainstem.model import names
 from mainstem.model.gpt import GPT
-from mainstem.model.stack import places
+from mainstem.model.names import FINAL
+from mainstem.model.stack import level, levels
 from mainstem.stream.attribution import Token, token_ids
 from mainstem.stream.decompose import check_normalisation, normalised, positions
 from mainstem.stream.distributions import divergence, log_probabilities
@@ -25,7 +27,6 @@ from mainstem.stream.points import Key, resolve, select
 from mainstem.stream.record import Record
 from mainstem.text.units import pieces
 
-LAST = "resid_final"
 AT_ONCE = 1 << 24
 """Logits that are held at once; more positions than fit are read one part after the other."""
 
@@ -35,23 +36,23 @@ Map = Callable[[Tensor, str], Tensor]
 
 def depths(model: GPT) -> list[str]:
     """Every point of the stream in the order of the forward pass, each tensor once; `resid_final` is the last."""
-    return [*(place.reads for place in places(model)), LAST]
+    return [first for first, *_ in levels(model)]
 
 
 def depth(key: Key, model: GPT) -> str:
     """The name among `depths` of a point by any name. Raises ConfigError for one that is not of the stream."""
     point = resolve(key, model)
-    if point.endswith(".resid_post"):
-        after = int(point.split(".")[1]) + 1
-        point = LAST if after == len(model.blocks) else f"blocks.{after}.resid_pre"
-    if point not in depths(model):
+    passed = level(model, point)
+    if passed is None:
         raise ConfigError(f"points: {point!r} is not a point of the stream; give 'resid_final' or ('resid_mid', 0)")
-    return point
+    return depths(model)[passed]
 
 
 def label(point: str) -> str:
     """What one of `depths` is called in a result: `0_pre`, `0_mid`, `final`."""
-    return "final" if point == LAST else f"{point.split('.')[1]}_{point.rsplit('_', 1)[1]}"
+    block, name = names.split(point)
+    name = name.removeprefix("resid_")
+    return name if block is None else names.row(block, name)
 
 
 def at_once(each: int) -> int:
@@ -94,8 +95,8 @@ class Lens:
         """All logits at one depth, (B, T, V); at `resid_final` they are the model's own."""
         with torch.no_grad():
             record, point = self.record, depth(point, self.record.model)
-            if point == LAST:
-                return record.model.unembed(record[LAST])
+            if point == FINAL:
+                return record.model.unembed(record[FINAL])
             return _unembedded(record, record[point], point, self.norm, self.tuned, slice(None))
 
     def rows(self, row: int = 0, pos: int = -1) -> list[dict[str, Any]]:
@@ -165,16 +166,16 @@ def lens(
     followed = None if token is None else token_ids(record, token).expand_as(record.ids)
     following = record.ids.long().roll(-1, dims=1)
     with torch.no_grad():
-        streams = {point: record[point] for point in {*chosen, LAST}}
+        streams = {point: record[point] for point in {*chosen, FINAL}}
         parts: list[list[dict[str, Tensor]]] = []  # by part of the text, by depth
         for here in _spans(T, B * model.config.vocab_size):
-            own = model.unembed(streams[LAST][:, here])  # (B, t, V)
+            own = model.unembed(streams[FINAL][:, here])  # (B, t, V)
             final = log_probabilities(own)
             at = own.argmax(-1) if followed is None else followed[:, here]
             views = []
             for point in chosen:
                 logits = own
-                if point != LAST:
+                if point != FINAL:
                     logits = _unembedded(record, streams[point][:, here], point, norm, tuned, here)
                 views.append(_view(logits, final, at, following[:, here], min(top, model.config.vocab_size)))
             parts.append(views)

@@ -12,15 +12,16 @@ from torch import Tensor
 
 from mainstem.errors import ConfigError
 from mainstem.model.attention import Attention
-from mainstem.model.mlp import MLP
+from mainstem.model.block import Site
+from mainstem.model.mlp import MLP, NEAR_ZERO
+from mainstem.model.names import point
 from mainstem.model.norms import Empty
-from mainstem.model.stack import Place
+from mainstem.model.precision import over, wide
 from mainstem.stream.analysis.flow import joins
-from mainstem.stream.analysis.writes import over, wide
-from mainstem.stream.decompose import closing_error, frozen, written
+from mainstem.stream.decompose import closing_error, written
+from mainstem.stream.passage import Passage, RecordedNorm
 from mainstem.stream.record import Record
 from mainstem.text.units import pieces
-from mainstem.training.vitals import NEAR_ZERO
 
 STRONGEST = 8
 """How many sources of a head and neurons of an MLP a trace names."""
@@ -181,16 +182,16 @@ def token_trace(record: Record, pos: int, layer: int, row: int = 0, strongest: i
     if not -len(ids) <= pos < len(ids):
         raise ConfigError(f"pos: {pos} is out of range; the text has {len(ids)} positions, from 0 (or -1, backwards)")
     said = None if record.tokenizer is None else pieces(record.tokenizer, ids)
-    here = _Here(record, f"blocks.{attn.layer}.", row, start, start + pos % len(ids))
+    here = _Here(record, attn.block, row, start, start + pos % len(ids))
     with torch.no_grad():
         return TokenTrace(
-            layer=attn.layer,
+            layer=attn.block,
             row=row,
             pos=here.at - start,
             ids=ids,
             tokens=said,
             resid_pre=_vector(here["resid_pre"]),
-            attention=_attention(here, attn, "resid_mid" if rest else "resid_post", said, strongest),
+            attention=_attention(here, attn, said, strongest),
             resid_mid=_vector(here["resid_mid"]) if rest else None,
             mlp=_mlp(here, rest[0], strongest) if rest else None,
             resid_post=_vector(here["resid_post"]),
@@ -202,7 +203,7 @@ class _Here:
     """One token of one row, in one block."""
 
     record: Record
-    block: str
+    block: int
     row: int
     start: int
     """Where the row's own tokens begin."""
@@ -210,7 +211,7 @@ class _Here:
 
     def __getitem__(self, name: str) -> Tensor:
         """A point of the block at the token."""
-        return self.record[self.block + name][self.row, self.at]
+        return self.record[point(name, self.block)][self.row, self.at]
 
     @property
     def only(self) -> slice:
@@ -223,15 +224,15 @@ def _vector(x: Tensor) -> Vector:
     return Vector(mean.item(), std.item(), wide(x).norm().item())
 
 
-def _joined(here: _Here, place: Place, returned: Tensor, after: str) -> Joined:
-    """The write and its addition; `returned` is what the branch returned, (C,), and `after` the point of the sum."""
-    join = place.join
-    x, write = here["resid_pre" if place.kind == "attn" else "resid_mid"], here[f"{place.kind}_out"]
+def _joined(here: _Here, site: Site, returned: Tensor) -> Joined:
+    """The write and its addition; `returned` is what the branch returned, (C,)."""
+    join = site.join
+    x, write, after = (here.record[name][here.row, here.at] for name in (site.reads, site.write, site.after))
     total = join.skip(x) + write
     slots = (("ln_in", join.ln_in, x), ("ln_out", join.ln_out, returned), ("ln_add", join.ln_add, total))
     length, read = wide(write).norm(), wide(x).norm()
     return Joined(
-        label=place.label,
+        label=site.label,
         norms=[
             NormStep(slot, _vector(before), _vector(norm(before)))
             for slot, norm, before in slots
@@ -242,21 +243,21 @@ def _joined(here: _Here, place: Place, returned: Tensor, after: str) -> Joined:
         length=length.item(),
         ratio=over(length, read).item(),
         cosine=over(wide(write) @ wide(x), length * read).item(),
-        checksum=closing_error(join.ln_add(total), here[after]),
+        checksum=closing_error(join.ln_add(total), after),
     )
 
 
-def _attention(here: _Here, place: Place, after: str, said: list[str] | None, strongest: int) -> AttentionTrace:
-    attn = place.branch
+def _attention(here: _Here, site: Site, said: list[str] | None, strongest: int) -> AttentionTrace:
+    attn, passage = site.branch, Passage(here.record, site, here.only)
     assert isinstance(attn, Attention)
     write = wide(here["attn_out"])
-    rows = [row for piece in written(here.record, place, "head", here.only) for row in piece.carried()]
+    rows = [row for piece in written(here.record, passage, "head", here.only) for row in piece.carried()]
     added = [(label, wide(row[here.row, 0])) for label, row in rows]
     parts = [_part(label, row, write) for label, row in added]  # heads, then biases
-    pattern = here.record[f"{here.block}attn.pattern"][here.row, :, here.at, here.start : here.at + 1]  # (H, pos + 1)
+    pattern = here.record[site.point("attn.pattern")][here.row, :, here.at, here.start : here.at + 1]  # (H, pos + 1)
     by_head = zip(wide(pattern), parts[: attn.n_head], strict=True)
     return AttentionTrace(
-        join=_joined(here, place, attn.c_proj(here["attn.z"].flatten()), after),
+        join=_joined(here, site, attn.c_proj(here["attn.z"].flatten())),
         heads=[_head(weights, part, said, strongest) for weights, part in by_head],
         biases=parts[attn.n_head :],
         closing_error=closing_error(torch.stack([row for _, row in added]).sum(0), write),
@@ -275,17 +276,17 @@ def _head(pattern: Tensor, write: Part, said: list[str] | None, strongest: int) 
     return Head(weights, top, -torch.special.xlogy(pattern, pattern).sum().item(), write)
 
 
-def _mlp(here: _Here, place: Place, strongest: int) -> MLPTrace:
-    mlp = place.branch
+def _mlp(here: _Here, site: Site, strongest: int) -> MLPTrace:
+    mlp, passage = site.branch, Passage(here.record, site, here.only)
     assert isinstance(mlp, MLP)
     pre, post = here["mlp.pre"], here["mlp.post"]  # (M,)
-    norm, directions = frozen(here.record, place, "ln_out", here.only), wide(mlp.c_proj.weight.T)  # (M, C)
-    if norm.scale is not None:
+    norm, directions = passage.out, wide(mlp.c_proj.weight.T)  # (M, C)
+    if isinstance(norm, RecordedNorm) and norm.scale is not None:
         norm = norm._replace(scale=norm.scale[here.row])
-    lengths = wide(post).abs() * place.join.gain(norm.carry(directions)).norm(dim=-1)
+    lengths = wide(post).abs() * passage.gain.carry(norm.carry(directions)).norm(dim=-1)
     order = lengths.argsort(descending=True, stable=True)[:strongest].tolist()
     return MLPTrace(
-        join=_joined(here, place, mlp.c_proj(post), "resid_post"),
+        join=_joined(here, site, mlp.c_proj(post)),
         neurons=len(pre),
         above_zero=int((pre > 0).sum()),
         near_zero=int((post.abs() < NEAR_ZERO).sum()),

@@ -22,8 +22,9 @@ from mainstem import atomic
 from mainstem.errors import ConfigError, DataError, RunError, TrainingFailed, nearest
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
+from mainstem.model.names import FINAL
 from mainstem.model.tap import Recorder
-from mainstem.stream.analysis.lens import LAST, at_once, depths
+from mainstem.stream.analysis.lens import at_once, depths
 from mainstem.stream.distributions import divergence, log_probabilities
 from mainstem.training.optim import Muon
 
@@ -34,7 +35,7 @@ AGAIN = "train it again with mainstem inspect tune RUN"
 
 
 class TunedLens(nn.Module):
-    """A map for each depth before the last of one model: `tuned(x, "blocks.1.resid_pre")`.
+    """A map for each depth before the last of one model: `tuned(x, point)`.
 
     `weight[i]`, (C, C), and `bias[i]`, (C,), are those of `points[i]`, and zero until they are trained.
 
@@ -55,7 +56,7 @@ class TunedLens(nn.Module):
 
         Raises ConfigError for another name.
         """
-        if point == LAST:
+        if point == FINAL:
             return x
         if point not in self.points:
             raise ConfigError(f"point: {point!r} is not a depth of this lens; {nearest(point, self.points)}")

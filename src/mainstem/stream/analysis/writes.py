@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mainstem.model.stack import places
+from mainstem.model.precision import over, wide
+from mainstem.model.stack import levels as stream_levels
 from mainstem.stream.record import Record
 
 
@@ -41,37 +42,27 @@ class Level:
 def writes(record: Record) -> list[Write]:
     """A row for what each branch wrote, in the order of the forward pass."""
     rows = []
-    for place in places(record.model):
-        stream, write = wide(record[place.reads]), wide(record[place.write])
+    for site in record.model.joins():
+        stream, write = wide(record[site.reads]), wide(record[site.write])
         length, read = write.norm(dim=-1), stream.norm(dim=-1)
         values = {
             "length": length,
             "ratio": over(length, read),
             "cosine": over((write * stream).sum(-1), length * read),
         }
-        rows.append(Write(place.label, **values, means=_means(record, values)))
+        rows.append(Write(site.label, **values, means=_means(record, values)))
     return rows
 
 
 def levels(record: Record) -> list[Level]:
     """A row for the stream at each point where a branch reads it, and one for `resid_final`."""
     rows = []
-    for point in [*(place.reads for place in places(record.model)), "resid_final"]:
+    for point, *_ in stream_levels(record.model):
         stream = wide(record[point])
         std, mean = torch.std_mean(stream, dim=-1, correction=0)
         values = {"norm": stream.norm(dim=-1), "mean": mean, "std": std}
         rows.append(Level(point, **values, means=_means(record, values)))
     return rows
-
-
-def wide(x: Tensor) -> Tensor:
-    """In float32, or wider if it was: sums of bfloat16 have three digits."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def over(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole, and 0 where the whole is 0."""
-    return torch.where(whole > 0, part / whole.where(whole > 0, 1), 0)
 
 
 def _means(record: Record, values: dict[str, Tensor]) -> dict[str, float]:

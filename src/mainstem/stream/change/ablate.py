@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from mainstem.errors import ConfigError, nearest
+from mainstem.model import names
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.norms import Empty
-from mainstem.model.stack import places
 from mainstem.stream.change.intervene import Change, Intervention, Referred, locate, mean, resample, zero
 from mainstem.stream.change.rerun import Rerun, choose_blocks, recorded
 from mainstem.stream.ids import Ids
@@ -117,7 +117,7 @@ def ablation(
         changed: dict[str, Change | Referred] = {"zero": zero(), "mean": mean(other), "resample": resample(other)}
         changes = [(layer, Intervention(model, {label: changed[how]})) for layer, label in targets]
         ablated = base.under(changes, should_stop=should_stop, progress=progress)
-    joins = [place.join for place in places(model) if place.layer in chosen]
+    joins = [site.join for site in model.joins() if site.block in chosen]
     another = how == "zero" and by == "branch" and not all(map(_drops, joins))
     labels, note = [label for _, label in targets], ANOTHER_CUT if another else ""
     return Effects(labels, ablated - base.baseline, base.baseline, how, note)
@@ -126,11 +126,11 @@ def ablation(
 def _labels(model: GPT, by: str, layer: int) -> Iterator[str]:
     config = model.config
     if by == "branch":
-        yield from (place.label for place in places(model) if place.layer == layer)
+        yield from (site.label for site in model.joins() if site.block == layer)
     elif by == "head":
-        yield from (f"L{layer}H{head}" for head in range(config.n_head))
+        yield from (names.head(layer, head) for head in range(config.n_head))
     else:
-        yield from (f"L{layer}N{neuron}" for neuron in range(config.d_mlp))
+        yield from (names.neuron(layer, neuron) for neuron in range(config.d_mlp))
 
 
 def _drops(join: nn.Module) -> bool:

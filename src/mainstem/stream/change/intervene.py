@@ -9,7 +9,6 @@ An intervention is a tap that puts another tensor in the place of a point, or of
 Steering while it generates, ablating and patching are this one tap with other changes.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,6 +19,7 @@ from torch import Tensor
 from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
+from mainstem.model.names import parse_label, point
 from mainstem.stream.points import Key, resolve
 from mainstem.stream.record import Record
 
@@ -28,10 +28,9 @@ Change = Callable[[Tensor], Tensor]
 Index = int | Sequence[int] | None
 """One of an axis, which the part then lacks; several, which it keeps; or None for all."""
 
-_UNIT = re.compile(r"L(\d+)([HN])(\d+)(?:\.(q|k|v|z|pattern|pre|post))?")
-_WRITE = re.compile(r"(\d+)_(attn_out|mlp_out)")
-_PARTS = {"H": ("z", "q", "k", "v", "pattern"), "N": ("post", "pre")}
-_WITNESS = "blocks.0.attn.pattern"
+_PARTS = {"head": ("z", "q", "k", "v", "pattern"), "neuron": ("post", "pre")}
+"""What may be changed of a unit; the first is meant by its label alone."""
+_WITNESS = point("attn.pattern", 0)
 
 
 @dataclass(frozen=True)
@@ -133,11 +132,13 @@ def locate(target: Target, model: GPT) -> Spot:
 
 def _spelled(target: Key) -> tuple[Key, int | None]:
     """A point's name for a label that results use, and the head or neuron that it names."""
-    unit = _UNIT.fullmatch(target) if isinstance(target, str) else None
-    if unit is not None and (unit[4] or _PARTS[unit[2]][0]) in _PARTS[unit[2]]:
-        return (unit[4] or _PARTS[unit[2]][0], int(unit[1])), int(unit[3])
-    write = _WRITE.fullmatch(target) if isinstance(target, str) else None
-    return (target, None) if write is None else ((write[2], int(write[1])), None)
+    label = parse_label(target) if isinstance(target, str) else None
+    if label is None or label.block is None:
+        return target, None
+    if label.unit is None:
+        return ((label.name, label.block) if label.name in ("attn_out", "mlp_out") else target), None
+    part = label.part or _PARTS[label.name][0]
+    return ((part, label.block), label.unit) if part in _PARTS[label.name] else (target, None)
 
 
 def _check_units(point: str, units: int | Sequence[int], config: ModelConfig) -> None:

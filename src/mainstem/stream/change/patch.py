@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mainstem.errors import ConfigError, nearest
+from mainstem.model import names
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.stream.capture import capture
@@ -69,8 +70,8 @@ class Grid(Patched):
         """What a cell is of: `2_attn_out at 5`, `L2H3`, `L2H3.q`."""
         layer, at = self.layers[row], self.columns[column]
         if self.what in HEADS:
-            return f"L{layer}H{at}" + ("" if self.what == "head" else f".{self.what}")
-        return f"{layer}_{self.what} at {at}"
+            return names.head(layer, at, "" if self.what == "head" else self.what)
+        return f"{names.row(layer, self.what)} at {at}"
 
     def top(self, count: int) -> list[tuple[str, float]]:
         """The `count` cells of the largest normalised effect, by magnitude."""

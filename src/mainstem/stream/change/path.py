@@ -6,15 +6,14 @@ stream. What they make of it is kept, and in the second pass, with nothing froze
 2022; Goldowsky-Dill et al. 2023). Norms are frozen in neither.
 """
 
-import re
-
 import torch
 from torch import Tensor
 
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
-from mainstem.model.stack import places
+from mainstem.model.names import FINAL, parse_label, split
+from mainstem.model.stack import join_index
 from mainstem.stream.change.intervene import At, Change, Intervention, Referred, Target, locate, resample, set_to
 from mainstem.stream.change.patch import Patched
 from mainstem.stream.change.rerun import recorded
@@ -22,7 +21,6 @@ from mainstem.stream.ids import Ids, paired
 from mainstem.stream.metrics import Metric, measured
 
 _SENDERS = ("embed", "attn.z", "attn_out", "mlp.post", "mlp_out")
-_BRANCH = re.compile(r"(\d+)_(attn|mlp)")
 
 
 def path_patch(
@@ -55,9 +53,9 @@ def path_patch(
     every = [_receiver(each, model) for each in (receivers if isinstance(receivers, list) else [receivers])]
     point = _sender(sender, every, model)
     frozen = [
-        place.write
-        for place in places(model)
-        if _stage(place.write, model) > _stage(point, model) and (place.kind == "attn" or freeze_mlps)
+        site.write
+        for index, site in enumerate(model.joins())
+        if index > join_index(model, point) and (site.kind == "attn" or freeze_mlps)
     ]
     source = recorded(model, clean, [point, "resid_final"], mask)
     base = recorded(model, corrupt, [*frozen, "resid_final"], mask)
@@ -86,10 +84,10 @@ def _keep(received: dict[int, Tensor], i: int) -> Change:
 def _receiver(target: Target, model: GPT) -> Target:
     """The target at which a receiver is known. Raises ConfigError for the stream between branches."""
     at = target if isinstance(target, At) else At(target)
-    branch = _BRANCH.fullmatch(at.target) if isinstance(at.target, str) else None
-    key = "resid_final" if at.target == "final" else f"{branch[0]}_out" if branch else at.target
+    branch = isinstance(at.target, str) and parse_label(at.target).name in ("attn", "mlp")
+    key = FINAL if at.target == "final" else f"{at.target}_out" if branch else at.target
     point = locate(key, model).point
-    if ".resid" in point or "embed" in point:
+    if split(point)[1].startswith(("resid_pre", "resid_mid", "resid_post", "embed", "pos_embed")):
         raise ConfigError(f"receiver: {point!r} is the stream itself; give 'L1H2.q', '1_mlp', '1_attn' or 'final'")
     return At(key, at.pos, at.units)
 
@@ -101,14 +99,6 @@ def _sender(target: Target, receivers: list[Target], model: GPT) -> str:
         raise ConfigError(f"sender: {point!r} is not written to the stream; give 'L0H1', '0_mlp_out' or 'embed'")
     for receiver in receivers:
         reads = locate(receiver, model).point
-        if _stage(reads, model) <= _stage(point, model):
+        if join_index(model, reads) <= join_index(model, point):
             raise ConfigError(f"receiver: {reads!r} comes before {point!r} has been written; a path goes onwards")
     return point
-
-
-def _stage(point: str, model: GPT) -> int:
-    """Which branch a point belongs to, counted in the order of the forward pass; -1 is before the first."""
-    if not point.startswith("blocks."):
-        return 2 * len(model.blocks) if point == "resid_final" else -1
-    _, layer, name = point.split(".", 2)
-    return 2 * int(layer) + name.startswith("mlp")

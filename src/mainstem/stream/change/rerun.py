@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mainstem.errors import ConfigError
+from mainstem.model import names
 from mainstem.model.attention import View
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
@@ -82,7 +83,7 @@ class Rerun:
 
     def __init__(self, model: GPT, ids: Ids, metric: Metric, mask: Tensor | None = None, points: Iterable[str] = ()):
         inside = ("resid_pre", "attn.k", "attn.v")
-        kept = [f"blocks.{index}.{name}" for index in range(len(model.blocks)) for name in inside]
+        kept = [names.point(name, index) for index in range(len(model.blocks)) for name in inside]
         self.model, self.metric = model, metric
         self.record = recorded(model, ids, [*kept, "resid_final", *points], mask)
         self.baseline = measured(model, self.record["resid_final"], metric)  # (B,)
@@ -90,12 +91,12 @@ class Rerun:
     def entry(self, block: int) -> Tensor:
         """The stream, (B, T, C), before a block; before the one after the last, what `ln_f` reads."""
         last = block == len(self.model.blocks)
-        return self.record.values["resid_final" if last else f"blocks.{block}.resid_pre"]
+        return self.record.values[names.FINAL if last else names.point("resid_pre", block)]
 
     def left(self, block: int, taps: Sequence[Intervention]) -> Tensor:
         """The stream after a block, (n, B, T, C), for n interventions inside it."""
         n = len(taps)
-        x, scope = self.entry(block).repeat(n, 1, 1), Scope(Copies(taps), f"blocks.{block}.")
+        x, scope = self.entry(block).repeat(n, 1, 1), Scope(Copies(taps), names.point("", block))
         return self.model.blocks[block](x, self._view(n), None, scope).unflatten(0, (n, -1))
 
     def final(self, entering: Mapping[int, Tensor], start: int = 0) -> Tensor:
@@ -169,7 +170,7 @@ class Rerun:
     def _prefix(self, block: int, start: int) -> Prefix | None:
         if start == 0:
             return None
-        k, v = (self.record.values[f"blocks.{block}.attn.{name}"] for name in "kv")  # (B, T, H, D)
+        k, v = (self.record.values[names.point(f"attn.{name}", block)] for name in "kv")  # (B, T, H, D)
         return Prefix(k[:, :start].transpose(1, 2), v[:, :start].transpose(1, 2))
 
 

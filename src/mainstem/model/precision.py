@@ -1,0 +1,14 @@
+"""Arithmetic that keeps its digits: products and sums of what may be bfloat16, and quotients of what may be zero."""
+
+import torch
+from torch import Tensor
+
+
+def wide(x: Tensor) -> Tensor:
+    """The tensor in float32, or wider if it was: sums of bfloat16 have three digits."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def over(part: Tensor, whole: Tensor) -> Tensor:
+    """The quotient part / whole, and 0 where the whole is 0."""
+    return torch.where(whole > 0, part / whole.where(whole > 0, 1), 0)
