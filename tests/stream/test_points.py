@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mainstem.errors import ConfigError
 from mainstem.stream.capture import capture
-from mainstem.stream.points import names, resolve, select
+from mainstem.stream.points import answered, resolve, select
 from models import build, configs, few, small, tokens
 
 MODEL = build(small())
@@ -87,7 +87,7 @@ def test_our_names_are_themselves_and_every_one_can_be_had(config):
     model = build(config)
     ids = tokens(config)
     whole, little = capture(model, ids, model.points()), capture(model, ids)
-    for name in names(model):
+    for name in answered(model):
         assert resolve(name, model) == name
         assert torch.equal(whole[name], little[name])
         assert torch.isfinite(whole[name]).all() or name.endswith("scores")
