@@ -6,7 +6,7 @@ from torch import Tensor
 from mainstem.errors import ConfigError
 from mainstem.model.attention import Attention
 from mainstem.stream.decompose import Positions, Terms, positions, project
-from mainstem.stream.passage import Passage, final_norm, passages
+from mainstem.stream.passage import Passage, final_norm, passages, reading
 from mainstem.stream.record import Record
 from mainstem.text.units import single_token
 
@@ -70,6 +70,7 @@ def sources(record: Record, token: Token, foil: Token | None = None, pos: int = 
     with torch.no_grad():
         direction, _ = _direction(record, token, foil, here)
         u = final_norm(record, here).pull(direction.expand_as(record["resid_final"][:, here]))
+        u = reading(record, "resid_final").pull(u)
         by_block = []
         for passage in reversed(list(passages(record, positions=here))):
             u, at_write = passage.pull(u)

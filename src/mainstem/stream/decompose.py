@@ -17,7 +17,7 @@ from mainstem.model import names
 from mainstem.model.attention import Attention
 from mainstem.model.names import FINAL
 from mainstem.model.stack import level
-from mainstem.stream.passage import Passage, final_norm, passages
+from mainstem.stream.passage import Passage, entering, final_norm, passages, reading
 from mainstem.stream.points import BUDGET, Key, position, resolve
 from mainstem.stream.record import Record
 
@@ -104,13 +104,16 @@ def decompose(record: Record, by: str = "branch", at: Key = FINAL, pos: Position
     passed = _joins_before(record, point)
     with torch.no_grad():
         total = record[point][:, span]
-        rows = [row for piece in _embeddings(record, span) for row in piece.carried()]
+        first = entering(record)
+        rows = [(label, first.carry(row)) for piece in _embeddings(record, span) for label, row in piece.carried()]
         for passage in passages(record, passed, span):
             pieces = list(written(record, passage, by, span))
             _check_room(sum(len(piece.labels) for piece in pieces) + len(rows), total)
             rows = [(label, passage.carry(row)) for label, row in rows]
             rows += [(label, passage.add(row)) for piece in pieces for label, row in piece.carried()]
             rows += [row for piece in _constant(passage, total) for row in piece.carried()]
+        last = reading(record, point)
+        rows = [(label, last.carry(row)) for label, row in rows]
         return Terms.of(rows, total).at(pos, axis=1)
 
 
@@ -135,6 +138,7 @@ def project(
         u = u.expand(*u.shape[:-3], *stream.shape)  # (..., B, T, C)
         total = (stream * u).sum(-1)
         rows: list[Row] = []
+        u = reading(record, point).pull(u)
         for passage in reversed(list(passages(record, passed, span))):
             pulled = passage.pull(u)
             pieces = written(record, passage, by, span)
@@ -144,6 +148,7 @@ def project(
                 *rows,
             ]
             u = pulled.stream
+        u = entering(record).pull(u)
         rows = [row for piece in _embeddings(record, span) for row in piece.along(u)] + rows
         return Terms.of(rows, total).at(pos, axis=-1)
 

@@ -6,8 +6,10 @@ Once a norm's mean and scale are recorded it is affine, so a part of a sum goes 
 ways: `carry` takes rows forward, and `pull`, its transpose, takes directions back: <carry(x), u> = <x, pull(u)>, so a
 part can be measured along u without being carried at all.
 
-A passage is all that a decomposition knows of a join. A join that adds in another way, with a coefficient for each
-token or channel, is another choice of its maps.
+A passage is all that a decomposition knows of a join. A join that adds with a coefficient for each token or channel is
+another choice of maps. Where there are several streams, or a branch reads its own combination of the earlier writes,
+what is carried is wider than the stream: `entering` and `add` put a write into it, `carry` takes it on, and `reading`
+takes out what a point has; who carries rows does not look inside.
 """
 
 from collections.abc import Iterator
@@ -95,6 +97,16 @@ def recorded_norm(norm: nn.Module, scale: Tensor | None) -> Identity | RecordedN
         return Identity()
     assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
     return RecordedNorm(norm.weight, isinstance(norm, nn.LayerNorm), scale, getattr(norm, "bias", None))
+
+
+def entering(record: Record) -> Linear:
+    """What the passages carry of an embedding: itself, in each row of the residual table."""
+    return Identity()
+
+
+def reading(record: Record, point: str) -> Linear:
+    """What a point of the stream has of what the passages carry: all of it, in each row of the residual table."""
+    return Identity()
 
 
 def final_norm(record: Record, positions: slice = EVERYWHERE) -> Identity | RecordedNorm:
