@@ -188,7 +188,7 @@ def test_json_is_valid_everywhere():
 
 
 def test_json_holds_a_file_name_that_no_locale_can_read(tmp_path):
-    """D1: Python makes halves of UTF-16 pairs of its bytes; they come back as they are."""
+    """Python makes halves of UTF-16 pairs of its bytes; they come back as they are."""
     name = "강.txt".encode().decode("ascii", "surrogateescape")
     atomic.write_text(tmp_path / "run.json", atomic.to_json({"data": [name]}))
     assert atomic.read_json(tmp_path / "run.json") == {"data": [name]}

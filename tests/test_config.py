@@ -164,7 +164,7 @@ def test_presets():
 
 
 def test_andrea_is_the_documents():
-    """S1: 12 pre-norm blocks, 768 wide, 3,072 inside, tanh-GELU, 8,449 tokens, tied."""
+    """12 pre-norm blocks, 768 wide, 3,072 inside, tanh-GELU, 8,449 tokens, tied."""
     model = preset("andrea-120m").model.resolved()
     assert (model.n_layer, model.d_model, model.d_mlp, model.n_head, model.n_ctx) == (12, 768, 3072, 12, 1024)
     assert (model.residual, model.norm, model.activation) == ("pre", "layernorm", "gelu_tanh")
@@ -173,7 +173,7 @@ def test_andrea_is_the_documents():
 
 
 def test_mini_is_the_documents():
-    """S3: erf-GELU, an untied head with a bias, dropout in four places and not on the embeddings."""
+    """Erf-GELU, an untied head with a bias, dropout in four places and not on the embeddings."""
     model = preset("mini").model.resolved()
     assert (model.residual, model.activation, model.d_mlp) == ("pre", "gelu", 4 * model.d_model)
     assert (model.tie_embeddings, model.lm_head_bias) == (False, True)

@@ -78,7 +78,7 @@ def test_a_model_without_blocks_is_embedding_and_unembedding():
 
 
 def test_andrea_120m_by_parts():
-    """S1 and erratum 1: tied and untied wholes, a block, W_1 and W_2, 25 norms."""
+    """Tied and untied wholes, a block, W_1 and W_2, 25 norms."""
     config = preset("andrea-120m").model
     parameters = counts.parameters(config)
     assert parameters.per_block == 7_087_872

@@ -1,5 +1,6 @@
-"""The pages against the code: points, rows, and names in both languages."""
+"""The pages against the code: points, rows, names in both languages, and the laws that tests cite."""
 
+import ast
 import re
 from itertools import product
 from pathlib import Path
@@ -19,7 +20,8 @@ from mainstem.stream.trace import Trace
 from models import ROWS, build, small, tokens
 from reference import MINI_NAMES
 
-DOCS = Path(__file__).parents[1] / "docs"
+TESTS = Path(__file__).parent
+DOCS = TESTS.parent / "docs"
 SPAN = re.compile(r"`([^`]+)`")
 
 
@@ -114,3 +116,35 @@ def test_both_languages_map_the_same_names():
         [[SPAN.findall(cell) for cell in row[:2]] for row in rows(page(name))] for name in ("names.md", "names.ko.md")
     )
     assert english == korean
+
+
+def docstrings(path):
+    """Every docstring of a file, its own included."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
+    return [text for node in nodes if (text := ast.get_docstring(node))]
+
+
+def cited(text):
+    """Numbers of the laws that a text cites: `Law 3`, `Laws 4 and 5`."""
+    lists = re.findall(r"\b[Ll]aws? (\d+(?:(?:, | and )\d+)*)", text)
+    return {int(number) for numbers in lists for number in re.findall(r"\d+", numbers)}
+
+
+def test_each_law_that_a_test_cites_is_listed_with_it_and_each_listed_law_is_cited():
+    listed = {(int(row[0]), path) for row in rows(page("laws.md")) for path in SPAN.findall(row[2])}
+    citing = {
+        (law, path.relative_to(TESTS).as_posix())
+        for path in TESTS.rglob("*.py")
+        for text in docstrings(path)
+        for law in cited(text)
+    }
+    assert {law for law, _ in citing} == {law for law, _ in listed} == set(range(1, 13))
+    assert listed <= citing
+
+
+def test_no_docstring_of_a_test_cites_a_code_that_no_page_lists():
+    """A letter and a number, as in somebody's list of cases."""
+    code = re.compile(r"\b[CDEGST]\d{1,2}\b")
+    texts = [text for path in TESTS.rglob("*.py") for text in docstrings(path)]
+    assert [text for text in texts if code.search(text)] == []

@@ -12,7 +12,7 @@ KOREAN = "\ufeff강물이 바다로 흐른다.\r\n시냇물 👩‍👩‍👧 c
 
 
 def test_korean_comes_through_a_console_that_knows_no_utf8(process, tmp_path):
-    """D1: to the byte, but for the mark at its start."""
+    """To the byte, but for the mark at its start."""
     (tmp_path / "한글.txt").write_bytes(KOREAN.encode())
     env = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
     out, err = process("data", "한글.txt", "--out", "d", "--vocab-size", "300", env=env).communicate()
@@ -47,7 +47,7 @@ def test_a_tokenizer_that_is_given_is_used(mainstem, text, small_run, tmp_path):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_leaves_nothing_behind(process, tmp_path, signum):
-    """T23: 128 + its number, one message, and the same line works afterwards."""
+    """128 + its number, one message, and the same line works afterwards."""
     (tmp_path / "long.txt").write_text("".join(f"the {i} river flows {i * i}\n" for i in range(150_000)))
     started = process("data", "long.txt", "--out", "d", "--vocab-size", "300")
     while not any(name.startswith(".d.tmp-") for name in os.listdir(tmp_path)):
@@ -62,7 +62,7 @@ def test_a_signal_leaves_nothing_behind(process, tmp_path, signum):
 
 
 def test_a_text_of_another_alphabet_is_refused(mainstem, tmp_path):
-    """D5, D22: a tokenizer of English characters does not swallow Korean."""
+    """A tokenizer of English characters does not swallow Korean."""
     (tmp_path / "en.txt").write_text("the river flows into the sea. " * 20)
     (tmp_path / "ko.txt").write_text("강물이 바다로 흐른다. " * 20, encoding="utf-8")
     assert mainstem("data", "en.txt", "--out", "en", "--tokenizer", "char").code == 0

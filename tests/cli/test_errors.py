@@ -35,7 +35,7 @@ def check(result, code, *said):
     ],
 )
 def test_a_text_that_cannot_be_read_is_named(mainstem, shape, tmp_path, verb, content, said):
-    """D2, D6: nothing is left behind."""
+    """Nothing is left behind."""
     (tmp_path / "in.txt").write_bytes(content)
     line = {"data": ["in.txt", "--out", "d"], "train": ["d", *shape, "--data", "in.txt"]}[verb]
     check(mainstem(verb, *line), 2, *said)
@@ -44,16 +44,15 @@ def test_a_text_that_cannot_be_read_is_named(mainstem, shape, tmp_path, verb, co
 
 
 def test_a_text_shorter_than_the_context_has_both_numbers(mainstem, shape, tmp_path):
-    """D7, D8: and the flag that helps."""
+    """The message names the flag that helps."""
     (tmp_path / "in.txt").write_text("twenty bytes of text")
     result = mainstem("train", "run", *shape, "--data", "in.txt", "--tokenizer", "byte", "--model.n-ctx", "32")
     check(result, 2, "tokens, and one window needs 33 (n_ctx + 1)", "--model.n-ctx")
     line = ["train", "other", *shape, "--data", "in.txt", "--tokenizer", "byte", "--model.n-ctx", "4", "--steps", "9"]
-    assert mainstem(*line).code == 0  # D11: far more steps than an epoch has
+    assert mainstem(*line).code == 0  # far more steps than an epoch has
 
 
 def test_an_edited_text_is_refused(mainstem, shape, text, tmp_path):
-    """D23."""
     shutil.copy(text, "in.txt")
     line = ["train", "run", *shape, "--data", "in.txt", "--steps", "1"]
     assert mainstem(*line).code == 0
@@ -80,7 +79,7 @@ def test_a_run_without_a_sound_checkpoint_cannot_be_opened(mainstem, small_run):
 
 
 def test_tokens_of_another_tokenizer_are_refused(mainstem, shape, small_run, text):
-    """D12: as a folder, and as token files that were put in its place."""
+    """As a folder, and as token files that were put in its place."""
     mainstem("data", text, "--out", "d", "--tokenizer", "byte")
     result = mainstem("train", "new", *shape, "--data", "d", "--tokenizer", small_run)
     check(result, 2, "d: made by another tokenizer than ")
@@ -110,7 +109,7 @@ def test_a_run_that_lost_its_settings_keeps_its_data(mainstem, shape, small_run,
 
 
 def test_a_validation_text_that_changed_is_refused(mainstem, shape, text):
-    """D23, for --val as for --data."""
+    """For --val as for --data."""
     shutil.copy(text, "val.txt")
     line = ["train", "run", *shape, "--val", "val.txt"]
     assert mainstem(*line).code == 0
@@ -152,7 +151,6 @@ def test_json_nested_without_end_is_named(mainstem):
 
 
 def test_weights_alone_point_to_init_from(mainstem, small_run):
-    """C10."""
     from mainstem.runs import checkpoint
 
     shutil.copytree(small_run, "run")
@@ -176,7 +174,7 @@ def test_a_second_writer_is_refused(mainstem, small_run):
 
 
 def test_a_rate_that_is_absurd_ends_the_run(mainstem, shape):
-    """T12: exit code 1, the step and the layer, and what is left is sound."""
+    """Exit code 1, the step and the layer, and what is left is sound."""
     line = ["--lr", "1e9", "--warmup", "0", "--save-every", "1", "--model.residual", "none"]
     result = mainstem("train", "run", *shape, *line, "--json")
     check(result, 1, "is not finite", "first at ", "lower --lr (it is 1e+09)")
@@ -185,7 +183,7 @@ def test_a_rate_that_is_absurd_ends_the_run(mainstem, shape):
 
 
 def test_a_full_disk_keeps_what_was_there(process, shape, tmp_path):
-    """C5: a limit on the size of a file that the first checkpoint exceeds."""
+    """A limit on the size of a file that the first checkpoint exceeds."""
     limit = 60_000
 
     def few_bytes():

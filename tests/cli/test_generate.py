@@ -12,7 +12,7 @@ def say(mainstem, small_run):
 
 
 def test_a_prompt_is_continued(say):
-    """The seed fixes the text; temperature 0 needs none (G1); stdout has the prompt and the text."""
+    """The seed fixes the text; temperature 0 needs none; stdout has the prompt and the text."""
     first = say("the river", "--json")
     found = first.json
     assert found["text"] == found["samples"][0]["text"] != ""
@@ -25,7 +25,7 @@ def test_a_prompt_is_continued(say):
 
 
 def test_several_prompts_and_samples(say):
-    """G17: each row whole, samples of one prompt differ, and a row is what it is alone."""
+    """Each row whole, samples of one prompt differ, and a row is what it is alone."""
     found = say("the river", "강물이", "--n", "2", "--json").json["samples"]
     assert [sample["prompt"] for sample in found] == ["the river"] * 2 + ["강물이"] * 2
     assert found[0]["text"] != found[1]["text"]
@@ -48,7 +48,7 @@ def test_a_stop_ends_the_text_before_it(say):
 
 
 def test_the_cache_changes_nothing_past_the_context(mainstem, small_run):
-    """G6, G7: 3 x n_ctx new tokens."""
+    """3 x n_ctx new tokens."""
     line = ["generate", small_run, "a stream", "--temperature", "0", "--max-new-tokens", "48", "--json"]
     assert mainstem(*line).json["text"] == mainstem(*line, "--no-cache").json["text"]
     stopped = mainstem(*line, "--context", "stop").json["samples"][0]
@@ -57,7 +57,7 @@ def test_the_cache_changes_nothing_past_the_context(mainstem, small_run):
 
 
 def test_a_prompt_longer_than_the_context_says_so(say, small_run):
-    """G5: it keeps the last n_ctx - 1 tokens."""
+    """It keeps the last n_ctx - 1 tokens."""
     prompt = "the river flows into the main stem " * 10
     count = len(tokens.load(small_run / "data").tokenizer.encode(prompt))
     said = say(prompt)
@@ -81,14 +81,12 @@ def test_a_prompt_longer_than_the_context_says_so(say, small_run):
     ],
 )
 def test_nonsense_is_refused(mainstem, small_run, line, said):
-    """G2."""
     result = mainstem("generate", small_run, "x", *line.split())
     assert result.code == 2
     assert said in result.err
 
 
 def test_a_character_that_the_model_does_not_know_is_named(mainstem, shape, tmp_path):
-    """D5."""
     (tmp_path / "en.txt").write_text("the river flows into the sea and the sea is wide. " * 30)
     assert mainstem("train", "run", *shape, "--data", "en.txt", "--tokenizer", "char", "--steps", "1").code == 0
     result = mainstem("generate", "run", "the 가")

@@ -150,7 +150,6 @@ def test_without_trust_nothing_is_opened(mainstem, nano, tmp_path):
 @pytest.mark.parametrize("trust", [[], [TRUST]])
 @pytest.mark.parametrize("place", ["file", "inside", "meta"])
 def test_a_hostile_pickle_is_never_run(mainstem, nano, tmp_path, place, trust):
-    """C9."""
     shutil.copy("ckpt.pt", "나쁜.pt")
     if place == "file":
         (tmp_path / "나쁜.pt").write_bytes(pickle.dumps(Canary()))

@@ -106,7 +106,7 @@ def test_every_verb_has_help_with_json(mainstem, verb):
     ],
 )
 def test_a_wrong_line_is_one_message_with_the_nearest_name(mainstem, argv, said):
-    """T22: exit code 2, no traceback, nothing made; with --json one object on stdout, the same message in it."""
+    """Exit code 2, no traceback, nothing made; with --json one object on stdout, the same message in it."""
     plain = mainstem(*argv)
     assert plain.code == 2
     assert plain.out == ""

@@ -13,7 +13,7 @@ def made(request, mainstem, text):
 
 
 def test_encode_and_decode_are_inverse(mainstem, made):
-    """D4, D14: through flags, standard input, plain output and JSON."""
+    """Through flags, standard input, plain output and JSON."""
     encoded = mainstem("tokenizer", "encode", made, HARD, "--json").json
     assert encoded["bytes"] == len(HARD.encode())
     assert encoded["ids"] == [int(i) for i in mainstem("tokenizer", "encode", made, stdin=HARD.encode()).out.split()]
@@ -23,7 +23,6 @@ def test_encode_and_decode_are_inverse(mainstem, made):
 
 
 def test_the_file_is_the_same_each_time(mainstem, text):
-    """D17."""
     results = [
         mainstem("tokenizer", "train", text, "--out", f"{i}.json", "--vocab-size", 300, "--json").json for i in "ab"
     ]
@@ -32,7 +31,6 @@ def test_the_file_is_the_same_each_time(mainstem, text):
 
 
 def test_a_vocabulary_that_is_not_reached_is_said(mainstem, tmp_path):
-    """D18."""
     (tmp_path / "short.txt").write_text("a river, a stream")
     result = mainstem("tokenizer", "train", "short.txt", "--out", "t.json", "--vocab-size", 4000)
     assert result.code == 0

@@ -42,7 +42,7 @@ def test_what_a_person_sees(mainstem, shape):
     assert "depth  stream  attn write  mlp write" in said.out
     assert "next        mainstem generate run" in said.out
     assert "held-out " in said.err
-    assert "MFU" not in said.out + said.err  # T19
+    assert "MFU" not in said.out + said.err
 
 
 def test_the_same_line_resumes(mainstem, shape):
@@ -96,7 +96,7 @@ def test_what_may_change_may_change(mainstem, small_run):
 
 
 def test_extending_is_said(mainstem, small_run):
-    """T5: old and new length; the run goes on from where it was."""
+    """Old and new length; the run goes on from where it was."""
     run = shutil.copytree(small_run, "run")
     result = mainstem("train", run, "--steps", "15", "--extend", "--json")
     assert "steps 12 -> 15; the schedule is that of 15 steps" in notes(result)
@@ -131,14 +131,12 @@ def test_tokens_instead_of_steps(mainstem, shape):
 
 @pytest.mark.parametrize("spelling", [["--lr", "3e-4"], ["--lr=1"], ["--lr=3e-4"]])
 def test_numbers_may_be_spelled_in_any_way(mainstem, shape, spelling):
-    """T22."""
     assert mainstem("train", "run", *shape, *spelling, "--steps", "1").code == 0
     asked = json.loads(Path("run/run.json").read_text())["train"]["lr"]
     assert asked == float(spelling[-1].removeprefix("--lr="))
 
 
 def test_a_value_may_hold_an_equals_sign(mainstem, shape, tmp_path):
-    """T22."""
     (tmp_path / "a=b.txt").write_text("a=b one river=two " * 60)
     assert mainstem("train", "run=1", *shape, "--data=a=b.txt", "--separator", "=", "--steps", "1").code == 0
     assert Path("run=1/run.json").is_file()
@@ -146,7 +144,7 @@ def test_a_value_may_hold_an_equals_sign(mainstem, shape, tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_dry_run_shows_each_parameter_in_one_group(mainstem, shape, optimizer):
-    """T20: and trains nothing."""
+    """Nothing is trained."""
     found = mainstem("train", "run", *shape, "--optimizer", optimizer, "--dry-run", "--json").json
     names = [name for group in found["groups"] for name in group["names"]]
     assert len(names) == len(set(names))
@@ -175,7 +173,7 @@ def test_a_run_starts_from_the_weights_of_another(mainstem, shape, small_run):
 
 
 def test_samples_are_shown_on_a_console_of_ascii(process, shape, tmp_path):
-    """D2: Korean is replaced there, in samples and names, and ends nothing."""
+    """Korean is replaced there, in samples and names, and ends nothing."""
     (tmp_path / "ko.txt").write_text("강물이 바다로 흐른다 시냇물 " * 200, encoding="utf-8")
     env = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
     line = ["--data", "ko.txt", "--tokenizer", "char", "--steps", "2", "--sample-every", "1"]
@@ -188,7 +186,7 @@ def test_samples_are_shown_on_a_console_of_ascii(process, shape, tmp_path):
 
 
 def test_nothing_is_asked_of_a_network(mainstem, shape, monkeypatch):
-    """D21: text, tokenizer, training and generation are all local, bundled texts too."""
+    """Text, tokenizer, training and generation are all local, bundled texts too."""
 
     def refuse(*args, **options):
         raise AssertionError("a connection was tried")
@@ -210,7 +208,7 @@ def wait_for_step(run, process, step):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_at_that_step_and_the_same_line_resumes(mainstem, process, shape, tmp_path, signum):
-    """T23, law 9: exit code 128 + the signal, and the end is that of an uninterrupted run."""
+    """Law 9: exit code 128 + the signal, and the end is that of an uninterrupted run."""
     line = [*shape, "--steps", "250", "--save-every", "0", "--eval-every", "0", "--model.dropout", "0.1"]
     run = RunFolder(tmp_path / "run")
     stopped = process("train", "run", *line)

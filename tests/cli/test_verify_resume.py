@@ -9,7 +9,7 @@ from mainstem.runs.folder import RunFolder
 
 
 def test_four_kills_and_a_request_to_stop_change_nothing(mainstem, text, monkeypatch):
-    """C1, law 9: every shot met a run that was going on."""
+    """Law 9: every shot met a run that was going on."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     line = ["--kills", "4", "--terms", "1", "--steps", "80", "--save-every", "5", "--data", text]
     result = mainstem("verify-resume", *line, "--json")

@@ -110,7 +110,6 @@ def require_as_it_was(path, kind):
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("kind", ["ours", *IDLE])
 def test_every_file_of_every_run_may_be_damaged(runs, tmp_path, canary, kind, harm):
-    """C9."""
     for file in sorted(path.name for path in runs[kind].iterdir()):
         path = shutil.copytree(runs[kind], tmp_path / file / "run")
         HARMS[harm](path / file, canary)

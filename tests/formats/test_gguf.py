@@ -50,7 +50,7 @@ def written(tmp_path, model, tokenizer=None, dtype="f32", **facts):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_float32_tensors_are_the_models_own(tmp_path, tied, bias):
-    """Every weight under llama.cpp's name, in (outputs, inputs) as we have it; E5: no bias is a bias of zeros."""
+    """Every weight under llama.cpp's name, in (outputs, inputs) as we have it; no bias is a bias of zeros."""
     model = made(tie_embeddings=tied, bias=bias, d_mlp=12, vocab_size=12, n_ctx=12)
     tensors, kinds, _ = written(tmp_path, model)
     ours = weights(model)
@@ -162,7 +162,7 @@ def test_without_a_tokenizer_a_file_takes_ids(tmp_path):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_that_no_id_reaches_are_left_out(tmp_path, tied):
-    """E4: a reader counts tokens by rows."""
+    """A reader counts tokens by rows."""
     model = made(vocab_size=320, tie_embeddings=tied)
     tensors, _, said = written(tmp_path, model, BPE)
     assert said["gpt2.vocab_size"] == len(said["tokenizer.ggml.tokens"]) == 290

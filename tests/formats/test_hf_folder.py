@@ -57,6 +57,7 @@ held = st.builds(
 @few
 @given(held)
 def test_ours_comes_back_to_the_byte(config):
+    """Law 8: ours -> Hugging Face -> ours."""
     model = float32(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -83,7 +84,6 @@ def test_theirs_comes_back_to_the_byte(tmp_path, options):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("tokenizer", [BPE, LETTERS], ids=["bpe", "char"])
 def test_an_export_opens_there_and_says_the_same(tmp_path, tokenizer, tied):
-    """E8, E9."""
     model = float32(small(vocab_size=tokenizer.vocab_size, n_ctx=64, tie_embeddings=tied, activation="gelu"))
     hf.write(tmp_path / "out", model, tokenizer, card="# A card\n")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
@@ -118,7 +118,6 @@ def test_shards_come_back(tmp_path, tied):
 
 
 def test_biases_that_a_model_has_not_are_zeros(tmp_path):
-    """E5."""
     model = float32(small(bias=False))
     hf.write(tmp_path / "out", model, None)
     tensors = load_file(tmp_path / "out" / MODEL)
@@ -141,7 +140,7 @@ def test_narrow_models_are_widened(tmp_path, weights, tied):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_that_no_id_reaches_are_left_out(tmp_path, tied):
-    """E4: a vocabulary that was rounded up."""
+    """A vocabulary that was rounded up."""
     model = float32(small(vocab_size=128, tie_embeddings=tied))
     hf.write(tmp_path / "out", model, LETTERS)
     back, again = load(tmp_path / "out")

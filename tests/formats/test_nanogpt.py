@@ -65,7 +65,7 @@ def same(model, reference):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("bias", [True, False])
 def test_nanogpt_gives_the_same_logits(tmp_path, bias, masked):
-    """E5: without biases too; a bias that is not there is not in the model."""
+    """Without biases too; a bias that is not there is not in the model."""
     reference = karpathy.nanogpt(bias=bias, masked=masked)
     model = read(saved(tmp_path, checkpoint(reference, bias=bias)))
     config = model.config
@@ -139,7 +139,7 @@ def test_heads_that_do_not_fit_are_refused(tmp_path):
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module._orig_mod."])
 @pytest.mark.parametrize("make", [karpathy.nanogpt, karpathy.mingpt, karpathy.mingpt_of_2020])
 def test_wrappers_are_taken_off(tmp_path, make, prefix):
-    """T9: before the name and inside it."""
+    """Before the name and inside it."""
     reference = make()
     weights = {f"{prefix}{name}": tensor for name, tensor in reference.state_dict().items()}
     weights = {name.replace(".h.0.", ".h.0._orig_mod."): tensor for name, tensor in weights.items()}
@@ -324,7 +324,7 @@ def test_a_flipped_byte_never_escapes(tmp_path):
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("place", ["whole", "model", "optimizer", "args", "plain pickle"])
 def test_a_hostile_pickle_is_never_run(tmp_path, place, protocol):
-    """C9: with and without trust."""
+    """With and without trust."""
     canary = Canary(tmp_path / "canary")
     found = checkpoint(karpathy.nanogpt())
     contents = {"whole": canary, "model": found | {"model": canary}, "optimizer": found | {"optimizer": [canary]}}

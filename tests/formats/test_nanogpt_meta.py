@@ -54,7 +54,7 @@ def test_another_meta_is_refused(tmp_path, content):
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_hostile_meta_is_never_run(tmp_path, protocol):
-    """C9: nor does any global enter it, harmless or not."""
+    """Nor does any global enter it, harmless or not."""
     canary, file = Canary(tmp_path / "canary"), tmp_path / "meta.pkl"
     for value in (canary, OrderedDict(a=1)):
         file.write_bytes(pickle.dumps(karpathy.meta(TEXT) | {"more": value}, protocol))

@@ -101,7 +101,7 @@ def test_a_folder_of_the_base_model_opens(tmp_path):
 
 @pytest.mark.parametrize("prefix", ["", "transformer."])
 def test_mask_buffers_beside_the_weights_are_passed_over(tmp_path, prefix):
-    """E2: exactly those."""
+    """Exactly those."""
     _, ours = both(tmp_path)
 
     def add(tensors):
@@ -150,7 +150,7 @@ def test_what_the_config_says_of_the_precision_changes_nothing(tmp_path, name):
 
 
 def test_a_shared_matrix_under_the_heads_name_opens(tmp_path):
-    """E3: who writes what two names share once may keep either; transformers opens both."""
+    """Who writes what two names share once may keep either; transformers opens both."""
     model, ours = both(tmp_path)
     theirs.rewrite(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("transformer.wte.weight")}))
     assert torch.equal(load(tmp_path)[0](IDS), ours(IDS))

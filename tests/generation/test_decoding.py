@@ -90,7 +90,7 @@ def test_window_start_is_the_plain_rule(n_ctx):
     ids=str,
 )
 def test_sliding_with_and_without_a_cache_is_the_plain_loop(lively, fields):
-    """G6 and law 7: three contexts of new tokens, in a batch of different lengths."""
+    """Law 7, over three contexts of new tokens, in a batch of different lengths."""
     model = lively(**fields)
     n_ctx = model.config.n_ctx
     prompts = some_ids(*sorted({1, n_ctx // 2 or 1, n_ctx}))
@@ -107,7 +107,7 @@ def test_the_plain_loop_says_many_things(lively):
 
 @pytest.mark.parametrize("context", ["slide", "stop"])
 def test_a_sampled_row_of_a_batch_is_the_row_alone(lively, context):
-    """G8, G9: lengths 1, 7, 31; the seed and the row's own prompt decide, also when windows slide."""
+    """Lengths 1, 7, 31; the seed and the row's own prompt decide, also when windows slide."""
     model = lively(n_ctx=32)
     prompts = some_ids(1, 7, 31, 32)
     options = {"max_new_tokens": 80, "sampling": WILD, "n": 2, "context": context}
@@ -153,7 +153,7 @@ def test_finished_rows_change_nothing_for_the_others(lively):
 
 
 def test_float32_with_a_cache_says_what_it_says_without(lively):
-    """G7, in the dtype that people use."""
+    """Law 7 in the dtype that people use."""
     model = lively(torch.float32)
     options = {"max_new_tokens": 36, "sampling": GREEDY}
     prompts = some_ids(2, 9)
@@ -164,7 +164,6 @@ def test_float32_with_a_cache_says_what_it_says_without(lively):
 
 
 def test_a_prompt_longer_than_the_context_keeps_its_end_and_says_so(lively):
-    """G5."""
     model, [prompt] = lively(), some_ids(36)
     chunks = list(stream(model, None, [prompt, prompt[:3]], max_new_tokens=5, sampling=GREEDY))
     notices = {chunk.row: chunk.notices for chunk in chunks[:2]}
@@ -236,7 +235,7 @@ WORDS = ["the br", "own", " f", "ox", ".", "rog"]
     ],
 )
 def test_what_ends_a_text(said, options, text, reason):
-    """G11, G15: streamed and not streamed alike."""
+    """Streamed and not streamed alike."""
     count = len(said)
     model, tokenizer = scripted(WORDS, said)
     chunks = list(stream(model, tokenizer, ["the br"], max_new_tokens=count, **options))
@@ -256,7 +255,6 @@ def test_rows_of_a_batch_end_each_in_its_own_way():
 
 
 def test_characters_and_emoji_over_tokens_stream_whole():
-    """G10."""
     text = "안녕👩‍👩‍👧"
     tokenizer = Bytes()
     said = tokenizer.encode(text)
@@ -285,7 +283,6 @@ def test_the_guard_and_only_the_guard_keeps_characters_whole(lively):
 
 
 def test_padded_vocabulary_is_never_sampled(lively):
-    """G12."""
     model = lively(torch.float32, vocab_size=320)
     for guard in (True, False):
         chunks = stream(model, Bytes(), ["a"], max_new_tokens=500, sampling=WILD, stop_at_eot=False, guard=guard)
@@ -294,7 +291,6 @@ def test_padded_vocabulary_is_never_sampled(lively):
 
 
 def test_samples_differ_from_each_other_and_are_fixed_by_the_seed(lively):
-    """G17."""
     model = lively(vocab_size=257)
     options = {"max_new_tokens": 30, "sampling": WILD}
     three = generate(model, Bytes(), "ab", n=3, **options)
@@ -307,7 +303,6 @@ def test_samples_differ_from_each_other_and_are_fixed_by_the_seed(lively):
 
 
 def test_the_penalty_counts_the_prompt_and_the_text_and_1_is_off(lively):
-    """G14."""
     model, prompts = lively(), some_ids(4, 6)
     options = {"max_new_tokens": 24, "seed": 3}
     plain = generate_ids(model, prompts, sampling=Sampling(temperature=0.7), **options)
@@ -318,7 +313,6 @@ def test_the_penalty_counts_the_prompt_and_the_text_and_1_is_off(lively):
 
 
 def test_a_text_that_loops_ends_with_a_notice():
-    """G14."""
     words = ["a", "b", "c", "d"]
     model, tokenizer = scripted(
         words, [3] * 3 + [0, 1, 2] * 9, [3, 0, 1, 2, 0] * 3 + [1, 1, 2, 3, 2, 2] * 2 + [1, 2, 0]

@@ -62,7 +62,7 @@ def test_nonsense_is_refused_with_field_value_and_rule(field, value, rule):
 
 @given(tied)
 def test_temperature_0_is_the_best_token_and_needs_no_chance(logits):
-    """G1, and G16 for every tie: top_k 1 is the same."""
+    """For every tie; top_k 1 is the same."""
     best = ranked(logits)[0]
     generator = row_generator(1, 0)
     before = generator.get_state()
@@ -73,7 +73,6 @@ def test_temperature_0_is_the_best_token_and_needs_no_chance(logits):
 
 @given(tied, st.integers(0, 999))
 def test_the_smallest_settings_are_finite_and_leave_the_best(logits, seed):
-    """G2."""
     for sampling in (
         Sampling(temperature=1e-5),
         Sampling(top_p=0.0),
@@ -94,7 +93,7 @@ def test_any_logits_and_any_temperature_give_a_token(scale, temperature):
 
 @given(tied, st.integers(1, 30), st.floats(0.1, 5))
 def test_top_k_leaves_exactly_k(logits, k, temperature):
-    """G3 (k beyond the vocabulary) and G4 (ties)."""
+    """With k beyond the vocabulary and with ties too."""
     left = kept(logits, Sampling(top_k=k, temperature=temperature))
     assert sorted(left) == sorted(ranked(logits)[:k])
 
@@ -153,7 +152,7 @@ def test_choices_follow_the_softmax():
 
 
 def test_forbidden_tokens_are_never_chosen():
-    """G12: neither by chance, however wild, nor greedily; the first and the last included."""
+    """Neither by chance, however wild, nor greedily; the first and the last included."""
     forbidden = torch.tensor([True, False, True, False, True, True])
     for sampling in (Sampling(temperature=100.0), Sampling(top_k=5), Sampling(top_p=0.99), GREEDY):
         assert set(draws([9.0, 0.0, 9.0, 0.1, 9.0, 9.0], sampling, 300, forbidden=forbidden)) <= {1, 3}
@@ -169,7 +168,6 @@ def test_the_repetition_penalty(logits, data):
 
 
 def test_the_penalty_comes_before_greedy_and_1_is_off():
-    """G14."""
     logits = torch.tensor([[3.0, 2.0]])
     assert choose(logits, GREEDY, [row_generator(1, 0)], [{0}]) == [0]
     assert choose(logits, Sampling(temperature=0, repetition_penalty=2.0), [row_generator(1, 0)], [{0}]) == [1]

@@ -146,7 +146,7 @@ def test_the_table_of_a_large_vocabulary_is_made_at_once():
 
 
 def test_characters_over_several_tokens_come_whole():
-    """G10, byte by byte."""
+    """Byte by byte."""
     text = FAMILY.encode("utf-8", "replace").decode()
     streamed, _ = run([bytes([byte]) for byte in text.encode()])
     assert "".join(streamed) == text
@@ -156,7 +156,7 @@ def test_characters_over_several_tokens_come_whole():
 
 @given(texts, stop_sets, st.lists(st.integers(0, 200), max_size=20))
 def test_the_text_is_the_same_however_the_bytes_are_split(text, stops, cuts):
-    """G10 and G11 at once."""
+    """Characters stay whole and stop strings are held back, both at once."""
     streamed, decoder = run(pieces(text.encode(), cuts), stops)
     assert "".join(streamed) == until_stop(text, stops)
     assert decoder.stopped == any(stop in text for stop in stops)
@@ -205,7 +205,6 @@ def test_a_character_that_the_prompt_left_open_is_completed(prompt, text, cut):
     ],
 )
 def test_stop_strings(parts, stops, streamed):
-    """G11."""
     assert run([part.encode() for part in parts], stops)[0] == streamed
 
 

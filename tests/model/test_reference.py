@@ -32,7 +32,7 @@ def logits_and_gradients(forward, weights, ids):
 @PRECISIONS
 @pytest.mark.parametrize(("name", "oracle"), [("mini", mini_forward), ("andrea-120m", andrea_forward)])
 def test_logits_and_gradients_are_the_documents(name, oracle, dtype, tolerance):
-    """S1 and S3: the presets' forms, at a small size, hold to the documents' own modules and lines."""
+    """The presets' forms, at a small size, hold to the documents' own modules and lines."""
     config = preset(name).model.replace(**SHAPE)
     model = build(config, dtype, by=0.02)
     weights = dict(model.named_parameters())
@@ -57,7 +57,7 @@ def drops(**dropouts):
 
 
 def test_training_and_evaluation_differ_by_dropout_alone():
-    """S3: without dropout the two modes agree to the bit; each of the five dropouts alone parts them."""
+    """Without dropout the two modes agree to the bit; each of the five dropouts alone parts them."""
     assert not drops()
     for field in ("embd_dropout", "attn_dropout", "attn_out_dropout", "mlp_dropout", "mlp_out_dropout"):
         assert drops(**{field: 0.1}), field

@@ -15,7 +15,7 @@ from reference import PreNormSublayer, TransformerSublayer, norm_of, reference_j
 
 @pytest.mark.parametrize(("residual", "Plain"), [("post", TransformerSublayer), ("pre", PreNormSublayer)])
 def test_sublayer_is_the_documents_to_the_bit(residual, Plain):
-    """S4: in evaluation, and in training under one seed."""
+    """In evaluation, and in training under one seed."""
     ours = Sublayer(nn.Linear(64, 64), 64, residual=residual, dropout=0.1)
     plain = Plain(ours.branch, 64, dropout=0.1)
     x = normal(2, 10, 64).float()
@@ -53,7 +53,7 @@ def test_every_row_is_what_its_source_writes(residual, norm, bias, training, dep
 
 @pytest.mark.parametrize("residual", ROWS)
 def test_a_branch_of_another_shape_is_refused(residual):
-    """S3: the message names both shapes."""
+    """The message names both shapes."""
     with pytest.raises(ConfigError, match=r"\(2, 10, 64\).*\(2, 10, 32\)"):
         Sublayer(nn.Linear(64, 32), 64, residual=residual)(normal(2, 10, 64).float())
 

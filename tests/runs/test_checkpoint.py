@@ -134,7 +134,6 @@ def test_a_run_opens_its_best_checkpoint(copied):
 
 
 def test_a_tie_outlives_load_and_a_step(tmp_path):
-    """T24."""
     model, _ = checkpoint.load(saved(tmp_path, GPT(small())))
     ids = torch.arange(8)[None]
     loss_sum(model, ids[:, :-1], ids[:, 1:]).backward()
@@ -145,7 +144,7 @@ def test_a_tie_outlives_load_and_a_step(tmp_path):
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module._orig_mod."])
 def test_prefixes_of_wrappers_are_taken_off(tmp_path, prefix):
-    """T9: in any nesting, before the whole name."""
+    """In any nesting, before the whole name."""
     model = build(small(), torch.float32)
     path = saved(tmp_path, model)
     rewritten(path, lambda t: [t.update({prefix + name: t.pop(name)}) for name in list(t)])
@@ -178,7 +177,7 @@ def test_prefixes_inside_a_name_are_taken_off(tmp_path):
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path, change, said):
-    """T9: never a silently random weight."""
+    """Never a silently random weight."""
     path = saved(tmp_path, GPT(small()))
     with pytest.raises(RunError, match=rf"model\.safetensors: {said}"):
         checkpoint.load_weights(GPT(small()), rewritten(path, change))
@@ -186,7 +185,7 @@ def test_a_file_that_does_not_fit_is_refused_by_name(tmp_path, change, said):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_weight_that_is_not_finite_is_not_saved(tmp_path, bad):
-    """T12: and what stood there before stays."""
+    """What stood there before stays."""
     model = GPT(small())
     saved(tmp_path, model)
     with torch.no_grad():
@@ -199,7 +198,7 @@ def test_a_weight_that_is_not_finite_is_not_saved(tmp_path, bad):
 
 @pytest.mark.parametrize("file", TENSORS)
 def test_a_disk_that_fills_while_tensors_are_written_leaves_nothing(tmp_path, monkeypatch, file):
-    """C2, C5: the library tells the system's number in its text alone."""
+    """The library tells the system's number in its text alone."""
     write = checkpoint.save_file
 
     def torn(tensors, path, metadata=None):
@@ -245,7 +244,7 @@ def test_a_damaged_checkpoint_is_not_opened(copied, file, harm):
 
 
 def test_weights_alone_cannot_be_resumed(tmp_path):
-    """C10: the message names the flag that starts from them."""
+    """The message names the flag that starts from them."""
     model = GPT(small())
     with pytest.raises(RunError, match=rf"no optimizer, so it cannot be resumed; .*--init-from \S+{NAME}$"):
         checkpoint.resume(saved(tmp_path, model), model)

@@ -50,7 +50,7 @@ def test_checkpoints_stand_in_the_order_of_their_steps(run):
 
 
 def test_the_newest_is_the_newest_that_verifies(run):
-    """C1: and what was passed over is said."""
+    """What was passed over is said."""
     assert run.newest() == (run.checkpoint_at(123_456_789), [])
     harm(run.checkpoint_at(123_456_789))
     (run.checkpoint_at(99_999_999) / atomic.MANIFEST).unlink()
@@ -66,7 +66,7 @@ def test_the_newest_is_the_newest_that_verifies(run):
 
 @pytest.mark.parametrize("keep", [1, 2, 4, 9])
 def test_pruning_takes_neither_last_nor_best(run, keep):
-    """C3: whatever the number to keep, and wherever the two stand."""
+    """Whatever the number to keep, and wherever the two stand."""
     run.name("best", run.checkpoint_at(1))
     run.name("last", run.checkpoint_at(10))
     run.prune(keep)

@@ -1,4 +1,4 @@
-"""Direct logit attribution on the live model: rows that sum to the logit, and say what they say."""
+"""Law 1 for direct logit attribution: rows that sum to the logit, and are what their labels name."""
 
 import math
 

@@ -31,7 +31,7 @@ def test_hard_texts_come_back_to_the_byte(each, text):
     ids = each.encode(text)
     assert each.decode_bytes(ids) == text.encode()
     assert each.decode(ids) == text
-    assert sum(len(each.token_bytes[i]) for i in ids) == len(text.encode())  # D20: bytes, not U+FFFD
+    assert sum(len(each.token_bytes[i]) for i in ids) == len(text.encode())  # raw bytes, not those of U+FFFD
 
 
 @given(UNICODE)

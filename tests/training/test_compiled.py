@@ -36,7 +36,7 @@ def plainly(model):
     [(RuntimeError("\nno compiler here\nat line 3"), "no compiler here"), (ValueError(), "ValueError()")],
 )
 def test_a_compiler_that_fails_leaves_the_plain_model(model, monkeypatch, error, reason):
-    """I4: one sentence, and training goes on."""
+    """One sentence, and training goes on."""
 
     def broken(self, *args, **options):
         def call(*arguments):
@@ -68,7 +68,7 @@ def test_a_compiler_that_is_missing_leaves_the_plain_model(model, monkeypatch):
 
 @pytest.mark.parametrize(("wrong_by", "kept"), [(0.0, True), (1e-6, True), (0.5, False), (float("nan"), False)])
 def test_a_compiler_is_believed_only_if_loss_and_gradients_agree(model, monkeypatch, wrong_by, kept):
-    """T11: NaN is no agreement."""
+    """NaN is no agreement."""
 
     def rough(self, *args, **options):
         self._compiled_call_impl = lambda *arguments: Block.forward(self, *arguments) + wrong_by * arguments[0]
@@ -94,7 +94,7 @@ def test_a_gradient_that_is_nan_is_no_agreement(model, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_real_compiler_agrees_or_is_left(model):
-    """T11: whatever the machine has, the logits stay what they were."""
+    """Whatever the machine has, the logits stay what they were."""
     logits, names = plainly(model)
     said = compile_blocks(model, *pair(model), CPU)
     assert said.startswith(("blocks compiled; loss and gradients within ", "not compiled: "))

@@ -39,7 +39,7 @@ def test_a_cpu_is_plain_float32(machine):
 
 
 def test_mps_has_neither_autocast_nor_a_fused_optimizer(machine):
-    """T21: it is neither a CPU nor CUDA."""
+    """It is neither a CPU nor CUDA."""
     machine(mps=True)
     device = Device.choose("mps")
     assert not device.fused

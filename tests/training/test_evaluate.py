@@ -34,7 +34,6 @@ def test_every_target_counts_once_and_the_mean_is_over_tokens():
 
 @pytest.mark.parametrize("batch_size", [2, 7, 100])
 def test_the_batch_does_not_matter(batch_size):
-    """T14."""
     model = build(small(), torch.float32)
     one, other = (evaluate(model, IDS, ONE_BYTE, batch_size=b) for b in (1, batch_size))
     assert other.loss == pytest.approx(one.loss, abs=1e-6)
@@ -42,7 +41,7 @@ def test_the_batch_does_not_matter(batch_size):
 
 
 def test_dropout_does_not_matter():
-    """T13: of two evaluations with dropout 0.5, each is that of the model without; and the mode stays what it was."""
+    """Of two evaluations with dropout 0.5, each is that of the model without; and the mode stays what it was."""
     plain, dropped = GPT(small()), GPT(small(dropout=0.5))
     dropped.load_state_dict(plain.state_dict())
     dropped.train()
@@ -68,7 +67,7 @@ def test_a_text_without_bytes_is_not_divided_by():
 
 
 def test_what_is_ignored_is_not_counted():
-    """T7: the sum over a batch with masked targets is the sum over its rows, whatever each row has."""
+    """The sum over a batch with masked targets is the sum over its rows, whatever each row has."""
     model = build(small())
     x, y = (torch.tensor(IDS[i : i + 48].reshape(6, 8)) for i in (0, 1))
     y[0, 2:] = IGNORED
@@ -81,7 +80,7 @@ def test_what_is_ignored_is_not_counted():
 
 
 def test_masked_documents_give_the_same_gradients_in_any_micro_batches():
-    """T7, T8: one division, by the count of all targets; the last group may be smaller."""
+    """One division, by the count of all targets; the last group may be smaller."""
     x, y = (torch.tensor(IDS[i : i + 56].reshape(7, 8)) for i in (0, 1))
     y[1, 1:] = IGNORED
     count = (y != IGNORED).sum()

@@ -84,7 +84,7 @@ def test_stopped_many_times_and_resumed_is_uninterrupted(small, whole, tmp_path)
 
 
 def test_a_stop_saves_at_that_step(small, tmp_path):
-    """T23: and before the first step there is nothing to save."""
+    """Before the first step there is nothing to save."""
     assert stopped(tmp_path / "run", small, 0)
     assert RunFolder(tmp_path / "run").found() == []
     assert stopped(tmp_path / "run", small, 9)  # the evaluation at 5 read the flag three times
@@ -102,7 +102,7 @@ def test_a_stop_in_an_evaluation_repeats_it_whole(small, tmp_path):
 
 
 def test_the_order_of_the_data_goes_on_over_an_epochs_end(small, tmp_path):
-    """T1, T3: no window of an epoch is read twice or left out because of a stop on its last step."""
+    """No window of an epoch is read twice or left out because of a stop on its last step."""
     seen = []
     first = training(tmp_path / "run", small, save_every=EPOCH, steps=2 * EPOCH)
     assert first.windows.per_epoch == 8 * EPOCH
@@ -154,7 +154,7 @@ def test_compiling_leaves_training_on(small, whole, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("file", [*TENSORS, "state.json", atomic.MANIFEST])
 def test_a_damaged_newest_checkpoint_is_passed_over(small, whole, tmp_path, file):
-    """C1: it is said, and the end is the same."""
+    """It is said, and the end is the same."""
     changes = {"model": {"dropout": 0.1}, "vitals_every": 3}
     stopped(tmp_path / "run", small, 12, **changes)
     run = RunFolder(tmp_path / "run")
@@ -209,7 +209,7 @@ def test_rows_past_the_resumed_step_are_cut(small, tmp_path):
 
 
 def test_best_and_last_are_kept_apart(small, tmp_path, monkeypatch):
-    """T25: a held-out loss that rises moves `last` and leaves `best`, which pruning does not take either."""
+    """A held-out loss that rises moves `last` and leaves `best`, which pruning does not take either."""
     losses = iter([3.0, 2.0, 4.0, 5.0, 6.0, 7.0])
     real = loop.evaluate
     monkeypatch.setattr(loop, "evaluate", lambda *a, **k: replace(real(*a, **k), loss=next(losses)))
@@ -237,7 +237,7 @@ def test_a_resumed_run_recalls_its_best(small, tmp_path, monkeypatch):
 
 
 def test_a_final_evaluation_that_dies_has_lost_nothing(small, tmp_path, monkeypatch):
-    """T15: the checkpoint is there first; the same line again evaluates, and nothing else."""
+    """The checkpoint is there first; the same line again evaluates, and nothing else."""
     real = loop.evaluate
     monkeypatch.setattr(loop, "evaluate", lambda *a, **k: (_ for _ in ()).throw(MemoryError("killed")))
     with pytest.raises(MemoryError):
@@ -263,7 +263,7 @@ def test_only_the_newest_are_kept(small, tmp_path, keep):
 
 
 def test_save_every_0_saves_at_the_end(small, tmp_path):
-    """T4: and a run resumed one step before its end has a last checkpoint."""
+    """A run resumed one step before its end has a last checkpoint."""
     events = finish(training(tmp_path / "run", small, save_every=0, eval_every=0))
     assert [event.step for event in events if isinstance(event, Saved)] == [12]
     stopped(tmp_path / "other", small, 11, save_every=0, eval_every=0)
@@ -300,7 +300,7 @@ def test_a_run_cannot_change_as_it_goes_on(copied, small, changes):
 
 
 def test_a_run_that_was_moved_goes_on(small, whole, tmp_path):
-    """C4: nothing in it holds its own path."""
+    """Nothing in it holds its own path."""
     changes = {"model": {"dropout": 0.1}, "vitals_every": 3}
     stopped(tmp_path / "here", small, 9, **changes)
     shutil.move(tmp_path / "here", tmp_path / "there")
@@ -320,7 +320,7 @@ def test_a_second_writer_is_refused(small, tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_refused_at_the_start(small, tmp_path, monkeypatch):
-    """C5: with both numbers, before anything is trained."""
+    """With both numbers, before anything is trained."""
     monkeypatch.setattr(loop.shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
     with pytest.raises(TrainingFailed, match=r"two checkpoints need \d+ MB and 0 MB are free; .*--out") as raised:
         finish(training(tmp_path / "run", small))
@@ -329,7 +329,7 @@ def test_a_disk_that_is_too_small_is_refused_at_the_start(small, tmp_path, monke
 
 
 def test_a_disk_that_fills_at_a_save_keeps_the_checkpoint_before(small, tmp_path, monkeypatch):
-    """C5: and once there is room the run goes on to the same end."""
+    """Once there is room the run goes on to the same end."""
     expected = run_to_end(tmp_path / "whole", small)
     real, saves = checkpoint.save_file, iter(range(9))
 
@@ -349,7 +349,6 @@ def test_a_disk_that_fills_at_a_save_keeps_the_checkpoint_before(small, tmp_path
 
 
 def test_weights_alone_are_not_resumed(small, tmp_path):
-    """C10."""
     run = RunFolder(tmp_path / "run")
     checkpoint.save(run.checkpoint_at(3), training(run.path, small).model, None)
     with pytest.raises(RunError, match=r"checkpoints and no run\.json"):
@@ -394,7 +393,7 @@ def test_weights_for_another_tokenizer_are_refused(trained, text, tmp_path):
 
 
 def test_a_run_goes_on_with_the_tokens_that_it_began_with(text, tmp_path):
-    """D12, D23: a prepared folder that was made anew under the same name is another one."""
+    """A prepared folder that was made anew under the same name is another one."""
     for newlines in ("keep", "lf"):
         (tmp_path / "text.txt").write_text(text.read_text(encoding="utf-8") + newlines, encoding="utf-8")
         data = tokens.prepare(Source((tmp_path / "text.txt",)), tmp_path / "data", vocab_size=300)
@@ -414,7 +413,6 @@ def test_tokens_of_another_tokenizer_are_refused(small, tmp_path):
 
 
 def test_a_text_shorter_than_a_window_is_refused_with_both_numbers(data, tmp_path):
-    """D7."""
     with pytest.raises(DataError, match=r"16 tokens, and one window needs 17 .*--model\.n-ctx"):
         training(tmp_path / "run", cut(data, train=16))
 
@@ -423,7 +421,7 @@ def test_a_text_shorter_than_a_window_is_refused_with_both_numbers(data, tmp_pat
 
 
 def test_accumulating_is_a_large_batch(small, tmp_path, monkeypatch):
-    """T7, T8, T26: gradients and the logged loss of a batch of 8 are those of 8 x 1 and of 3 + 3 + 2."""
+    """Gradients and the logged loss of a batch of 8 are those of 8 x 1 and of 3 + 3 + 2."""
     grads, step = [], Optimizer.step
 
     def spy(self, rate):
@@ -474,7 +472,7 @@ def test_the_gradient_is_clipped(small, tmp_path, monkeypatch):
 
 
 def test_a_run_that_goes_bad_stops_before_the_step(small, tmp_path):
-    """T12: it names the step and the layer, keeps the last checkpoint finite, and leaves a row."""
+    """It names the step and the layer, keeps the last checkpoint finite, and leaves a row."""
     said = r"step \d+ is not finite .*first at \S+; .*lower --lr \(it is 1e\+09\)"
     with pytest.raises(TrainingFailed, match=said) as e:
         finish(training(tmp_path / "run", small, lr=1e9, warmup=0, save_every=1, model={"residual": "none"}))
@@ -523,7 +521,7 @@ def test_a_failure_takes_no_sound_checkpoint_with_it(small, tmp_path, monkeypatc
 
 
 def test_a_held_out_loss_that_is_not_finite_fails_the_run(small, tmp_path, monkeypatch):
-    """T12: the checkpoint of those weights goes, and the run is no success."""
+    """The checkpoint of those weights goes, and the run is no success."""
     real = loop.evaluate
     monkeypatch.setattr(loop, "evaluate", lambda *a, **k: replace(real(*a, **k), loss=float("nan")))
     made = training(tmp_path / "run", small, steps=5)
@@ -555,7 +553,7 @@ def test_the_first_place_that_went_bad_is_named(small, tmp_path, name, where):
 
 
 def test_a_gradient_that_is_not_finite_is_never_stepped(small, tmp_path):
-    """T12: with a finite loss."""
+    """With a finite loss."""
     made = training(tmp_path / "run", small)
     made.model.blocks[1].mlp.c_fc.weight.register_hook(lambda grad: grad * float("inf"))
     before = made.model.wte.weight.detach().clone()

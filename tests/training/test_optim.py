@@ -20,7 +20,7 @@ def backward(model, seed=1):
 
 
 def check_groups(model, optimizer):
-    """Law 10, and T20: what Muon holds is the blocks' matrices and nothing else."""
+    """Law 10; and what Muon holds is the blocks' matrices and nothing else."""
     groups = Optimizer(model, TrainConfig(optimizer=optimizer)).groups()
     held = [name for _, _, names in groups for name in names]
     assert sorted(held) == sorted(name for name, _ in model.named_parameters())

@@ -21,7 +21,7 @@ configs = st.builds(
 
 @given(configs)
 def test_every_step_moves_and_none_beyond_the_peak(config):
-    """T6: whatever the warm-up and the length, no step divides by zero, stands still or leaps."""
+    """Whatever the warm-up and the length, no step divides by zero, stands still or leaps."""
     rates = [rate(step, config) for step in range(config.steps)]
     assert all(0 < r <= 1 for r in rates)
     rising = min(config.warmup, config.steps)
@@ -74,6 +74,6 @@ def test_a_trapezoid_that_never_falls_is_constant():
 
 
 def test_a_longer_run_stretches_the_schedule():
-    """T5: the length of the schedule is the config's, and nothing else's."""
+    """The length of the schedule is the config's, and nothing else's."""
     short, long = (TrainConfig(steps=steps, warmup=0, schedule="linear", min_lr=0.0) for steps in (100, 200))
     assert [rate(step, short) for step in range(100)] == [rate(2 * step, long) for step in range(100)]

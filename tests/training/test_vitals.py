@@ -156,7 +156,7 @@ def test_a_look_leaves_no_trace(training):
     ],
 )
 def test_the_first_point_that_went_bad_is_named(parameter, point):
-    """T12. The look when the loss is already bad reads no pattern, so it names what follows from it."""
+    """The look when the loss is already bad reads no pattern, so it names what follows from it."""
     model = build(small())
     assert first_non_finite(model, tokens(model.config), CPU, 1) is None
     with torch.no_grad():

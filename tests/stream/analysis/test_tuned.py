@@ -59,7 +59,7 @@ def test_every_depth_of_every_row_is_nearer_to_the_end(residual):
 
 
 def test_it_says_more_than_the_logit_lens_of_a_trained_model(trained, data):
-    """S5: on text that neither was trained on, at every depth; here more than one epoch of windows is read."""
+    """On text that neither was trained on, at every depth; here more than one epoch of windows is read."""
     model, _ = checkpoint.load(trained.path)
     few_tokens = training_runs.cut(data)
     order = Windows(few_tokens.train, model.config.n_ctx, 1, model.config.vocab_size)
