@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mainstem.cli import VERBS, main
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
 from mainstem.cli.train import resumable
 
 ROOT = Path(__file__).parent.parent

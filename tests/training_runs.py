@@ -33,7 +33,12 @@ def training(
     """A run of SHAPE at PACE, with changes."""
     config = ModelConfig(**{**SHAPE, "vocab_size": data.tokenizer.vocab_size, **(model or {})})
     return Training(
-        RunFolder(path), config, TrainConfig(**{**PACE, **pace}), data, init_from=init_from, extend=extend,
+        RunFolder(path),
+        config,
+        TrainConfig(**{**PACE, **pace}),
+        data,
+        init_from=init_from,
+        extend=extend,
         should_stop=should_stop,
     )
 

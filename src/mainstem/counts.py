@@ -107,9 +107,7 @@ def memory(
     """
     config = config.resolved()
     total = parameters(config).total
-    matrices = config.n_layer * (
-        parameters(config).attn_weights_per_block + parameters(config).mlp_weights_per_block
-    )
+    matrices = config.n_layer * (parameters(config).attn_weights_per_block + parameters(config).mlp_weights_per_block)
     state = 2 * total - (matrices if optimizer == "muon" else 0)
     kept = [_kept_in_block(config, index) for index in range(config.n_layer)]
     blocks = config.n_layer * config.d_model + max(kept, default=0) if recompute else sum(kept)

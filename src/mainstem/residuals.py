@@ -64,9 +64,7 @@ RESIDUALS: dict[str, Residual] = {
     for row in (
         Residual("pre", "GPT-2; ANDREA; Mini GPT", lambda i, L: _PRE),
         Residual("post", "Vaswani et al. 2017, section 3.1", lambda i, L: _POST, ln_f=False, init="xavier"),
-        Residual(
-            "sandwich", "CogView; Gemma 2; Peri-LN, 2502.02732", lambda i, L: Slots(ln_in=True, ln_out=True)
-        ),
+        Residual("sandwich", "CogView; Gemma 2; Peri-LN, 2502.02732", lambda i, L: Slots(ln_in=True, ln_out=True)),
         Residual("reordered", "OLMo 2, 2501.00656", lambda i, L: Slots(ln_out=True)),
         Residual("none", "no norm at all", lambda i, L: Slots(), ln_f=False),
         Residual(
@@ -78,9 +76,7 @@ RESIDUALS: dict[str, Residual] = {
             out_scale=lambda L: 1.0,
             branch_gain=lambda L: (8 * L) ** -0.25,
         ),
-        Residual(
-            "rezero", "ReZero, 2003.04887", lambda i, L: Slots(gain="scalar", gain_init=0.0), ln_f=False
-        ),
+        Residual("rezero", "ReZero, 2003.04887", lambda i, L: Slots(gain="scalar", gain_init=0.0), ln_f=False),
         Residual(
             "layerscale",
             "LayerScale, 2103.17239",

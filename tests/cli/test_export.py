@@ -94,8 +94,9 @@ def test_safetensors_are_the_model_alone(mainstem, run, weights):
     share = said["weights_bytes"]["after"] / said["weights_bytes"]["before"]
     assert share == 1 if weights is None else share < {"bf16": 0.6, "int8": 0.4}[weights]
     flags = [] if weights is None else ["--dtype", weights]
-    assert mainstem("generate", "st", "강물이", *GREEDY).json["text"] == (
-        mainstem("generate", run, "강물이", *flags, *GREEDY).json["text"]
+    assert (
+        mainstem("generate", "st", "강물이", *GREEDY).json["text"]
+        == (mainstem("generate", run, "강물이", *flags, *GREEDY).json["text"])
     )
     narrower = "bf16" if weights == "int8" else "int8"
     other = mainstem("export", "safetensors", "st", "--out", "other", "--dtype", narrower)

@@ -125,8 +125,11 @@ def test_a_wrong_line_is_one_message_with_the_nearest_name(mainstem, argv, said)
     ("error", "code", "said"),
     [
         (KeyboardInterrupt(), 130, "interrupted"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), 1,
-         "out of memory; lower --micro-batch, --model.n-ctx or the model's size"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            1,
+            "out of memory; lower --micro-batch, --model.n-ctx or the model's size",
+        ),
         (FileNotFoundError(2, "No such file or directory", "gone.txt"), 2, "gone.txt: No such file or directory"),
         (OSError(5, "Input/output error", "disk"), 1, "disk: Input/output error"),
         (MemoryError("tensor"), 1, "out of memory; lower --micro-batch, --model.n-ctx or the model's size"),

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mainstem.cli.parts.parse import Flat, Positional, Reading, parse
-from mainstem.cli.parts.prepare import prepare
+from mainstem.cli.parts.arguments import Flat, Positional, TextOptions, parse
+from mainstem.cli.parts.dataset import prepare
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import DataError
@@ -28,7 +28,7 @@ class Data:
     """Size of a BPE that is trained, all 256 bytes and the end-of-text token included."""
     json: bool = False
     """One object on stdout: the passport."""
-    reading: Flat[Reading] = Reading()
+    reading: Flat[TextOptions] = TextOptions()
 
 
 def main(argv: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mainstem.cli import train
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.runs.folder import RunFolder

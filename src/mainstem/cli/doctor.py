@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mainstem import counts
-from mainstem.cli.parts.parse import Positional, parse
+from mainstem.cli.parts.arguments import Positional, parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import UserError, nearest

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mainstem.cli.parts.parse import Flat, Positional, parse
+from mainstem.cli.parts.arguments import Flat, Positional, parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.config import Sampling

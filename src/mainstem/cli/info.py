@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mainstem import counts
-from mainstem.cli.parts.parse import Positional, config_of, parse
+from mainstem.cli.parts.arguments import Positional, config_of, parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.config import ModelConfig
 from mainstem.errors import UserError

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from mainstem.cli.parts.parse import Flat, Positional, Reading, parse
+from mainstem.cli.parts.arguments import Flat, Positional, TextOptions, parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import DataError, UserError
@@ -30,7 +30,7 @@ class Train:
     """Size of a BPE, all 256 bytes and the end-of-text token included."""
     json: bool = False
     """One object on stdout."""
-    reading: Flat[Reading] = Reading()
+    reading: Flat[TextOptions] = TextOptions()
 
 
 @dataclass(frozen=True)

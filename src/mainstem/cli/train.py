@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mainstem import counts
-from mainstem.cli.parts.parse import Flat, Positional, Reading, parse
-from mainstem.cli.parts.prepare import given_tokenizer, prepare
+from mainstem.cli.parts.arguments import Flat, Positional, TextOptions, parse
+from mainstem.cli.parts.dataset import given_tokenizer, prepare
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.config import AUTO, DROPOUTS, ModelConfig, TrainConfig
@@ -54,7 +54,7 @@ class Train:
     """Show what would be trained, and by which optimizer; train nothing."""
     json: bool = False
     """One object on stdout at the end."""
-    reading: Flat[Reading] = Reading()
+    reading: Flat[TextOptions] = TextOptions()
     train: Flat[TrainConfig] = TrainConfig()
     model: ModelConfig = field(default_factory=ModelConfig)
 
@@ -135,7 +135,7 @@ def _default(folder: RunFolder, named: str | None, init_from: str | None) -> Tra
         asked = dict(settings["asked"])
         for name, kind in (("train", TrainConfig), ("model", ModelConfig)):
             asked[name] = kind.from_dict(asked[name])
-        asked["reading"] = Reading(**asked["reading"])
+        asked["reading"] = TextOptions(**asked["reading"])
         return Train(**asked | {"data": tuple(asked["data"]), "val": tuple(asked["val"])})
     start = preset(named or DEFAULT_PRESET)
     made = Train(preset=start.name, data=(start.data,), train=start.train, model=start.model)
@@ -212,7 +212,9 @@ def _run(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], 
     _headline(command, model, data, screen)
     if command.dry_run:
         return _dry_run(command, model, screen)
-    from mainstem.cli.parts.watch import watch  # torch is loaded here, once the line and the text are known to be sound
+    from mainstem.cli.parts.progress import (
+        watch,  # torch is loaded here, once the line and the text are known to be sound
+    )
     from mainstem.formats.load import load
     from mainstem.training.loop import Training
 
@@ -243,7 +245,7 @@ def prepared(command: Train, folder: RunFolder, screen: Screen, check: Callable[
             if command.tokenizer == command.init_from:
                 fix = f"prepare the text again, with --tokenizer {command.tokenizer}"
             raise DataError(f"{command.data[0]}: made by another tokenizer than that of {command.tokenizer}; {fix}")
-        if command.val or command.reading != Reading():
+        if command.val or command.reading != TextOptions():
             raise DataError(f"{command.data[0]}: prepared already; give --val and how to read to `mainstem data`")
         return data
     if folder.exists() and folder.data.is_dir():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mainstem import atomic
-from mainstem.cli.parts.parse import Reading, parse
+from mainstem.cli.parts.arguments import TextOptions, parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import ConfigError, TrainingFailed
@@ -69,7 +69,7 @@ def verify(command: VerifyResume, where: Path, screen: Screen, check: Callable[[
             raise ConfigError(f"{name}: {getattr(command, name)} is not possible; it must be at least 0")
     start.train.replace(steps=command.steps, save_every=command.save_every, seed=command.seed)
     start.model.replace(dropout=command.dropout)
-    source = Reading().source(command.data or (start.data,))
+    source = TextOptions().source(command.data or (start.data,))
     tokens.prepare(source, where / "data", vocab_size=start.model.vocab_size, should_stop=check)
     line = [
         sys.executable, "-m", "mainstem", "train", "--preset", command.preset, "--data", str(where / "data"), "--json",

@@ -97,9 +97,7 @@ class Attention(nn.Module):
         init.zero(self.c_attn.bias)
         init.zero(self.c_proj.bias)
 
-    def forward(
-        self, x: Tensor, view: View = CAUSAL, slot: CacheSlot | None = None, tap: Tap | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, view: View = CAUSAL, slot: CacheSlot | None = None, tap: Tap | None = None) -> Tensor:
         """(B, T, C) -> (B, T, C). With a cache slot the queries also see the keys that it holds."""
         q, k, v = self.c_attn(x).unflatten(-1, (3, self.n_head, self.d_head)).unbind(-3)  # (B, T, H, D)
         q, k = self.q_norm(q), self.k_norm(k)

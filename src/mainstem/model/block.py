@@ -84,9 +84,7 @@ class Block(nn.Module):
         mlp = ["resid_mid", *self.res_2.points(["mlp.pre", "mlp.post"])] if self.mlp is not None else []
         return ["resid_pre", *attention, *mlp, "resid_post"]
 
-    def forward(
-        self, x: Tensor, view: View = CAUSAL, slot: CacheSlot | None = None, tap: Tap | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, view: View = CAUSAL, slot: CacheSlot | None = None, tap: Tap | None = None) -> Tensor:
         """The stream, (B, T, C), after both branches."""
         x = touch(tap, "resid_pre", x)
         x = self.res_1(x, lambda read: self.attn(read, view, slot, tap), tap)

@@ -59,9 +59,7 @@ def _constant(value: float) -> nn.Module:
 class Join(nn.Module):
     """One join of a branch to the stream; unused slots are identities."""
 
-    def __init__(
-        self, slots: Slots, config: ModelConfig, dropout: float, name: str, write_point: str, gain: nn.Module
-    ):
+    def __init__(self, slots: Slots, config: ModelConfig, dropout: float, name: str, write_point: str, gain: nn.Module):
         super().__init__()
 
         def norm(slot: str) -> Norm | Empty:

@@ -117,9 +117,7 @@ def decompose(record: Record, by: str = "branch", at: Key = FINAL, pos: Position
         return Terms.of(rows, total).at(pos, axis=1)
 
 
-def project(
-    record: Record, u: Tensor, by: str = "branch", at: Key = FINAL, pos: Positions = None
-) -> Terms:
+def project(record: Record, u: Tensor, by: str = "branch", at: Key = FINAL, pos: Positions = None) -> Terms:
     """The rows of `decompose`, each measured along directions, without being carried or spread over the width.
 
     Args:

@@ -57,9 +57,7 @@ class Trace(Record):
         """The running sums of `decompose`."""
         return decompose.accumulate(self, by, pos, norm)
 
-    def attribution(
-        self, token: Token, foil: Token | None = None, by: str = "head", pos: Positions = -1
-    ) -> Terms:
+    def attribution(self, token: Token, foil: Token | None = None, by: str = "head", pos: Positions = -1) -> Terms:
         """A logit, less a foil's, as a sum over heads, MLPs (neurons) and biases."""
         return attribution.attribution(self, token, foil, by, pos)
 
@@ -80,9 +78,7 @@ class Trace(Record):
             tuned.check(self.model)
         return lenses.lens(self, token, norm, points, top, tuned)
 
-    def project(
-        self, u: Tensor, by: str = "branch", at: Key = "resid_final", pos: Positions = None
-    ) -> Terms:
+    def project(self, u: Tensor, by: str = "branch", at: Key = "resid_final", pos: Positions = None) -> Terms:
         """The rows of `decompose` along directions, (C,) or (k, C), none of them spread over the width."""
         return decompose.project(self, u, by, at, pos)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mainstem.cli.parts.subverbs import choose
+from mainstem.cli.parts.subcommands import choose
 
 QUESTIONS = {  # each lives in the module of its name
     "train": "a training step, over its products alone and over transformers",

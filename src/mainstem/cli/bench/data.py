@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.text.corpus import Source
 from mainstem.text.tokenizer import DEFAULT_VOCAB_SIZE

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mainstem import atomic
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.screen import Screen
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.screen import Screen
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from mainstem.cli.parts.opened import Opening, finish, held_out, in_json, open_model, piece
-from mainstem.cli.parts.parse import Positional, parse
+from mainstem.cli.parts.arguments import Positional, parse
+from mainstem.cli.parts.inspection import Opening, finish, held_out, in_json, open_model, piece
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import UserError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mainstem.circuits.contexts import Context
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contexts(Opening):

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mainstem.cli.parts.opened import Opening, finish, open_model
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
+from mainstem.cli.parts.inspection import Opening, finish, open_model
 from mainstem.cli.parts.screen import Screen
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mainstem.cli.parts.opened import Opening, alone, finish, in_json, open_model, piece, typed_token
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
+from mainstem.cli.parts.inspection import Opening, alone, finish, in_json, open_model, piece, typed_token
 from mainstem.cli.parts.screen import Screen
 from mainstem.errors import ConfigError
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
-from mainstem.cli.parts.opened import Opening, finish, in_json, open_model, piece
-from mainstem.cli.parts.parse import Positional, parse
+from mainstem.cli.parts.arguments import Positional, parse
+from mainstem.cli.parts.inspection import Opening, finish, in_json, open_model, piece
 from mainstem.cli.parts.screen import Screen
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.units import clip

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from mainstem import atomic
-from mainstem.cli.parts.exported import Export, facts_of, finish, open_run, writing
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
+from mainstem.cli.parts.export import Export, facts_of, finish, open_run, writing
 from mainstem.cli.parts.screen import Screen
 
 

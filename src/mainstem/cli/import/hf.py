@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mainstem import atomic
-from mainstem.cli.parts.imported import finish
-from mainstem.cli.parts.parse import Positional, parse
+from mainstem.cli.parts.arguments import Positional, parse
+from mainstem.cli.parts.run_summary import finish
 from mainstem.cli.parts.screen import Screen
 from mainstem.errors import UserError
 

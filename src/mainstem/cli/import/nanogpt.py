@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from mainstem import atomic
-from mainstem.cli.parts.imported import finish
-from mainstem.cli.parts.parse import Positional, parse
+from mainstem.cli.parts.arguments import Positional, parse
+from mainstem.cli.parts.run_summary import finish
 from mainstem.cli.parts.screen import Screen
 from mainstem.text.tokenizer import Tokenizer
 

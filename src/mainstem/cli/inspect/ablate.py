@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mainstem.cli.parts.opened import (
+from mainstem.cli.parts.arguments import parse
+from mainstem.cli.parts.inspection import (
     Prompt,
     alone,
     ending,
@@ -16,7 +17,6 @@ from mainstem.cli.parts.opened import (
     read_prompt,
     typed_token,
 )
-from mainstem.cli.parts.parse import parse
 from mainstem.cli.parts.screen import Screen, bar_text
 from mainstem.cli.parts.signals import stoppable
 

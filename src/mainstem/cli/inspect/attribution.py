@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mainstem.cli.parts.opened import LINE, Captured, ending, finish, in_json, open_trace, piece, typed_token
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
+from mainstem.cli.parts.inspection import LINE, Captured, ending, finish, in_json, open_trace, piece, typed_token
 from mainstem.cli.parts.screen import Screen, bar_text
 from mainstem.model.names import parse_label
 from mainstem.text.units import clip, pad, pieces, shown, width

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mainstem.cli.parts.opened import Captured, ending, finish, in_json, open_trace
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
+from mainstem.cli.parts.inspection import Captured, ending, finish, in_json, open_trace
 from mainstem.cli.parts.screen import Screen
 from mainstem.model.names import head as head_label
 from mainstem.text import units

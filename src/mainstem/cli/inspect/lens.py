@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mainstem.cli.parts.opened import Captured, ending, finish, open_trace, piece, typed_token
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
+from mainstem.cli.parts.inspection import Captured, ending, finish, open_trace, piece, typed_token
 from mainstem.cli.parts.screen import Screen
 from mainstem.text.units import shown
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from mainstem.cli.parts.opened import Opening, alone, finish, first_choice, in_json, open_model, piece, typed_token
-from mainstem.cli.parts.parse import Positional, parse
+from mainstem.cli.parts.arguments import Positional, parse
+from mainstem.cli.parts.inspection import Opening, alone, finish, first_choice, in_json, open_model, piece, typed_token
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import UserError

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mainstem.cli.parts.opened import Captured, ending, finish, in_json, open_trace
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
+from mainstem.cli.parts.inspection import Captured, ending, finish, in_json, open_trace
 from mainstem.cli.parts.screen import Screen
 from mainstem.errors import UserError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mainstem import atomic
 from mainstem.cli.inspect.lens import LENS
-from mainstem.cli.parts.opened import Opening, finish, held_out, open_model
-from mainstem.cli.parts.parse import parse
+from mainstem.cli.parts.arguments import parse
+from mainstem.cli.parts.inspection import Opening, finish, held_out, open_model
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import UserError

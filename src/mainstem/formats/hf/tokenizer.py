@@ -235,8 +235,10 @@ def pairs(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]] | None:
     splits = said["pre_tokenizer"] or {}
     if said["normalizer"] is not None or said["model"]["type"] != "BPE" or said["model"].get("ignore_merges"):
         return None
-    if set(added(tokenizer).values()) != plain or tokenizer.end_of_text != END_OF_TEXT or any(
-        splits.get(name) != _BYTE_LEVEL[name] for name in ("type", "use_regex")
+    if (
+        set(added(tokenizer).values()) != plain
+        or tokenizer.end_of_text != END_OF_TEXT
+        or any(splits.get(name) != _BYTE_LEVEL[name] for name in ("type", "use_regex"))
     ):
         return None
     return said["model"]["vocab"] | {END_OF_TEXT: tokenizer.eot_id}, merges(tokenizer)

@@ -17,7 +17,7 @@ from mainstem.presets import PRESETS
 from mainstem.runs.folder import BUNDLED
 from mainstem.text.corpus import Source
 
-__all__ = ["Flat", "Positional", "Reading", "config_of", "parse"]
+__all__ = ["Flat", "Positional", "TextOptions", "config_of", "parse"]
 
 Command = TypeVar("Command")
 _BOX = " │─╭╮╰╯|+"
@@ -39,7 +39,7 @@ def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any =
 
 
 @dataclass(frozen=True)
-class Reading:
+class TextOptions:
     """How text files are read."""
 
     encoding: str = "utf-8"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from mainstem import atomic
-from mainstem.cli.parts.parse import Positional
+from mainstem.cli.parts.arguments import Positional
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.text.tokenizer import Tokenizer

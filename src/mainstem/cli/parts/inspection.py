@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import arg
 
 from mainstem import atomic
-from mainstem.cli.parts.parse import Positional
+from mainstem.cli.parts.arguments import Positional
 from mainstem.cli.parts.screen import Screen
 from mainstem.errors import DataError, UserError
 from mainstem.text import units

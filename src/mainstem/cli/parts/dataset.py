@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mainstem.cli.parts.parse import Reading
+from mainstem.cli.parts.arguments import TextOptions
 from mainstem.cli.parts.screen import Screen
 from mainstem.formats.run import tokenizer as open_tokenizer
 from mainstem.text import tokenizer as tokenizers
@@ -20,7 +20,7 @@ def prepare(
     val: Sequence[str],
     out: Path,
     *,
-    reading: Reading,
+    reading: TextOptions,
     tokenizer: str,
     vocab_size: int,
     screen: Screen,
