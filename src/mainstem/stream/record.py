@@ -89,7 +89,7 @@ class Record:
         with torch.no_grad(), evaluating(self.model):
             return self.model.embed(self.ids, mask=self.mask)[1]
 
-    def text(self, row: int) -> tuple[int, int]:
+    def row_start(self, row: int) -> tuple[int, int]:
         """A row of the batch, from 0, and the position at which its own tokens begin, after the padding.
 
         Raises ConfigError for a row that is not there.

@@ -139,7 +139,7 @@ class Trace(Record):
 
     def row(self, index: int) -> "Trace":
         """One row of the batch, without its padding, as a trace of its own."""
-        row, start = self.text(index)
+        row, start = self.row_start(index)
 
         def cut(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
             rows = {point: value[row : row + 1] for point, value in values.items()}

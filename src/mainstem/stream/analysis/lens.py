@@ -72,21 +72,21 @@ class Lens:
     top_ids: Tensor
     """The most probable tokens, (P, B, T, top)."""
     top_probability: Tensor
-    """Theirs, (P, B, T, top)."""
+    """The probabilities of `top_ids`, (P, B, T, top)."""
     entropy: Tensor
-    """Of the depth's distribution, in nats, (P, B, T)."""
+    """The entropy of the depth's distribution in nats, (P, B, T)."""
     kl: Tensor
     """KL(the model's own distribution || the depth's) in nats, (P, B, T)."""
     rank: Tensor
-    """Of the followed token, (P, B, T), from 1; of equal logits the lower id goes first, as in argmax."""
+    """The followed token's rank, (P, B, T), from 1; of equal logits the lower id goes first, as in argmax."""
     probability: Tensor
-    """Of the followed token, (P, B, T)."""
+    """The followed token's probability, (P, B, T)."""
     logit: Tensor
-    """Of the followed token, (P, B, T)."""
+    """The followed token's logit, (P, B, T)."""
     won: Tensor
     """The first depth, (B, T), from which the followed token has rank 1 to the end: its index; P if there is none."""
     cross_entropy: Tensor
-    """Of the tokens that came next, (P,): nats, the mean over all that are not padding; NaN if no token has a next."""
+    """Mean cross-entropy of the actual next tokens in nats, (P,), without padding; NaN if no token has a next."""
     record: Record
     norm: str
     tuned: Map | None
@@ -104,7 +104,7 @@ class Lens:
 
         Raises ConfigError for a row or position that is not there, or is padding.
         """
-        tokenizer, (row, first) = self.record.tokenizer, self.record.text(row)
+        tokenizer, (row, first) = self.record.tokenizer, self.record.row_start(row)
         at = positions(self.record, pos).start
         if at < first:
             raise ConfigError(f"pos: {pos} of row {row} is padding; choose a later one, or count from -1, backwards")

@@ -52,7 +52,7 @@ class Joined:
 
     label: str
     norms: list[NormStep]
-    """Those that the row of the residual table has here, of `ln_in`, `ln_out`, `ln_add`."""
+    """The norms that the row of the residual table has at this join, of `ln_in`, `ln_out`, `ln_add`."""
     damp: float
     """What the branch's input was multiplied by, after `ln_in`."""
     skip: float
@@ -60,9 +60,9 @@ class Joined:
     length: float
     """Norm of the write, as it is added: after `ln_out` and gain."""
     ratio: float
-    """That over the norm of the stream which the branch read; 0 where that is 0."""
+    """The write's norm over that of the stream which the branch read; 0 where that is 0."""
     cosine: float
-    """Of the write to that stream; 0 where one of the two is 0."""
+    """The write's cosine to that stream; 0 where one of the two is 0."""
     checksum: float
     """max |ln_add(skip * x + write) - x'| / max |x'|, done again from x, write and x' in the model's own precision."""
 
@@ -98,7 +98,7 @@ class Head:
     top: list[SourceToken]
     """The largest of them."""
     entropy: float
-    """Of the pattern, in nats: 0 where one position is read, log(pos + 1) where all are read alike."""
+    """The attention pattern's entropy in nats: 0 for one position, log(pos + 1) for all positions alike."""
     write: Part
 
 
@@ -137,7 +137,7 @@ class MLPTrace:
     near_zero: int
     """Neurons whose `post` is below NEAR_ZERO in magnitude."""
     top: list[Neuron]
-    """Those of the longest writes."""
+    """The neurons of the longest writes."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class TokenTrace:
     resid_pre: Vector
     attention: AttentionTrace
     resid_mid: Vector | None
-    """None, as is `mlp`, where d_mlp is 0."""
+    """The stream between attention and MLP; None, as is `mlp`, where d_mlp is 0."""
     mlp: MLPTrace | None
     resid_post: Vector
 
@@ -177,7 +177,7 @@ def token_trace(record: Record, pos: int, layer: int, row: int = 0, strongest: i
     Raises ConfigError for a token, a block or a row that is not there.
     """
     attn, *rest = joins(record, layer)
-    row, start = record.text(row)
+    row, start = record.row_start(row)
     ids = record.ids[row, start:].tolist()
     if not -len(ids) <= pos < len(ids):
         raise ConfigError(f"pos: {pos} is out of range; the text has {len(ids)} positions, from 0 (or -1, backwards)")

@@ -30,7 +30,7 @@ from mainstem.training.optim import Muon
 
 FORMAT = "mainstem-tuned-lens/1"
 FIELDS = ("residual", "norm", "norm_eps", "n_layer", "d_model", "vocab_size")
-"""Of the model's config, besides its points: what a map is made for."""
+"""The fields of the model's config that a lens is bound to, besides its points."""
 AGAIN = "train it again with mainstem inspect tune RUN"
 
 
@@ -124,7 +124,7 @@ def unembedding_hash(model: GPT) -> str:
 
 
 def weights_hash(model: GPT) -> str:
-    """The same of all that a model is."""
+    """A hash of all the model's weights and its config."""
     return _hash(model, ("",))
 
 

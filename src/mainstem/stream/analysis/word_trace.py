@@ -25,7 +25,7 @@ class Read:
     first: int
     last: int
     weight: float
-    """Of the pattern, summed over this word's tokens."""
+    """The attention weight, summed over this word's tokens."""
     length: float
     """Norm of what all of this word's tokens together gave, values' bias included, after `ln_out` and gain."""
 
@@ -70,7 +70,7 @@ def by_word(record: Record, word: Unit, layer: int, units: Sequence[Unit], row: 
     Raises ConfigError for a unit beyond the text, a block or a row that is not there.
     """
     site = joins(record, layer)[0]
-    row, start = record.text(row)
+    row, start = record.row_start(row)
     with torch.no_grad():
         v = wide(record[site.point("attn.v")][row, start:]).transpose(0, 1)  # (H, T, D)
         held = membership(units, v.shape[1]).to(v)  # (U, T)

@@ -1,4 +1,4 @@
-"""How much each branch writes to the stream, and how large the stream is where it is read."""
+"""What each branch writes to the stream, against the stream that it read; and the stream's size where it is read."""
 
 from dataclasses import dataclass
 
@@ -18,11 +18,11 @@ class Write:
     length: Tensor
     """Norm of the write."""
     ratio: Tensor
-    """That over the norm of the stream which the branch read, before any skip; 0 where that stream is 0."""
+    """The write's norm over that of the stream which the branch read, before any skip; 0 where that stream is 0."""
     cosine: Tensor
-    """To that stream: above 0 the write amplifies, below it erases; 0 where one of the two is 0."""
+    """The write's cosine to that stream: above 0 it amplifies, below it erases; 0 where one of the two is 0."""
     means: dict[str, float]
-    """Of each of the three over the tokens, padding left out."""
+    """The mean of each of the three over the tokens, without padding."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Level:
     std: Tensor
     """Over the width, dividing by C, as a LayerNorm does."""
     means: dict[str, float]
-    """Of each of the three over the tokens, padding left out."""
+    """The mean of each of the three over the tokens, without padding."""
 
 
 def writes(record: Record) -> list[Write]:
