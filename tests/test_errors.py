@@ -1,9 +1,12 @@
 """Errors: their kinds, exit codes, and the nearest valid name."""
 
+import pickle
+
 import pytest
 
 from mainstem import errors
-from mainstem.errors import Interrupted, TrainingFailed, UserError, nearest
+from mainstem.config import TrainConfig
+from mainstem.errors import ConfigError, DataError, Interrupted, RunError, TrainingFailed, UserError, nearest
 
 
 def test_every_kind_is_a_user_error():
@@ -19,6 +22,43 @@ def test_exit_codes_are_the_contract():
     assert TrainingFailed("x").exit_code == 1
     assert [Interrupted("x", signum).exit_code for signum in (2, 15)] == [130, 143]
     assert str(Interrupted("stopped at step 3", 2)) == "stopped at step 3"
+
+
+def test_each_kind_is_what_python_calls_it():
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(DataError, ValueError)
+    assert issubclass(RunError, OSError)
+    assert issubclass(TrainingFailed, RuntimeError)
+
+
+@pytest.mark.parametrize("kind", [UserError, ConfigError, DataError, RunError, TrainingFailed])
+def test_the_message_is_the_whole_of_it(kind):
+    """Also of an OSError, which would print an errno; and of a copy from another process."""
+    error = kind("runs/a: not found", {"step": 3})
+    copy = pickle.loads(pickle.dumps(error))
+    assert [(str(e), e.args, e.facts) for e in (error, copy)] == [
+        ("runs/a: not found", ("runs/a: not found",), {"step": 3})
+    ] * 2
+    assert getattr(error, "errno", None) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ("n_head: 3 heads do not divide d_model 64", "n_head"),
+        ("runs/a: not found", None),
+        ("a cache of 3 is full: make it larger", None),
+    ],
+)
+def test_a_config_error_knows_its_field(message, field):
+    assert ConfigError(message).field == field
+    assert RunError(message).field is None
+
+
+def test_a_config_names_the_field_that_is_wrong():
+    with pytest.raises(ValueError, match="lr: 0") as raised:
+        TrainConfig(lr=0.0)
+    assert raised.value.field == "lr"
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,21 @@
-"""What can go wrong, said once: the file, the number, and the fix.
+"""The errors that mainstem raises: each message names the file or field, the number, and the fix.
 
-A `UserError` is raised where the fault is found and caught in one place, the command line, which prints its message
-and leaves with its `exit_code`. Anything else that escapes is a fault of mainstem's own.
+A `UserError` is raised where the fault is detected; the command line catches it in one place, prints its message and
+leaves with its `exit_code`. Any other exception that escapes is a bug in mainstem. Each kind is also the built-in
+exception that Python users expect, so `except ValueError` catches a wrong argument.
+
+A message speaks of config fields and arguments by name, and never of flags: a ConfigError begins with the name of the
+field at fault and a colon, and the fix puts names in backticks ("lower `micro_batch`"). The command line spells both
+as flags.
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 
 LONGEST = 80
-"""Characters of a value in a message."""
+"""The most characters of a value that a message quotes."""
+_FIELD = re.compile(r"([a-z][a-z0-9_]*): ")
 
 
 class UserError(Exception):
@@ -19,22 +26,36 @@ class UserError(Exception):
     def __init__(self, message: str, facts: Mapping[str, object] | None = None):
         super().__init__(message)
         self.facts = dict(facts or {})
-        """What a program may want to know besides, as --json shows it."""
+        """Further values for a program, as --json prints them."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # also where a built-in base class would print an errno
+
+    @property
+    def field(self) -> str | None:
+        """The config field or argument at fault, where there is one."""
+        return None
 
 
-class ConfigError(UserError):
+class ConfigError(UserError, ValueError):
     """A field that does not exist, a value out of range, or two values that exclude each other."""
 
+    @property
+    def field(self) -> str | None:
+        """The config field or argument at fault: `n_head` of "n_head: 3 heads do not divide d_model 64; ..."."""
+        match = _FIELD.match(str(self))
+        return match[1] if match else None
 
-class DataError(UserError):
+
+class DataError(UserError, ValueError):
     """A text, a tokenizer or a token file that cannot be used as it is."""
 
 
-class RunError(UserError):
-    """A run folder or a checkpoint that cannot be opened, resumed or written."""
+class RunError(UserError, OSError):
+    """A run folder or a checkpoint that cannot be opened, resumed or written. Its `errno` is None."""
 
 
-class TrainingFailed(UserError):
+class TrainingFailed(UserError, RuntimeError):
     """The input was fine and the run still failed: a non-finite loss, a full disk."""
 
     exit_code = 1
@@ -49,7 +70,7 @@ class Interrupted(UserError):
 
 
 def shown(value: object) -> str:
-    """A value as a message has it: on one line, and not long."""
+    """The value's repr on one line, cut to `LONGEST` characters: how messages quote it."""
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 

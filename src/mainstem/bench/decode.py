@@ -99,10 +99,10 @@ class _Sides:
         try:
             for dtype in ("f32", "q8_0"):
                 self._made[f"llamacpp_{dtype}"] = _llama(model, prompt, folder / f"{dtype}.gguf", dtype)
-        except (ImportError, ValueError) as error:
-            self.notes.append(f"llama.cpp is not compared ({error}): pip install mainstem[llama]")
         except UserError as error:  # it says itself what to do
             self.notes.append(f"llama.cpp is not compared: {error}")
+        except (ImportError, ValueError) as error:
+            self.notes.append(f"llama.cpp is not compared ({error}): pip install mainstem[llama]")
 
     def seconds(self, name: str) -> Callable[[], float] | None:
         """A call that generates, and gives the seconds a token; None if there is no such side."""

@@ -110,6 +110,8 @@ def prepare(
         remove_leftovers(out.parent)
         with new_folder(out) as folder:
             _fill(folder, request, sources, tokenizer, should_stop, progress)
+    except RunError:  # it names the folder and the fix itself
+        raise
     except OSError as error:
         raise DataError(f"{out}: cannot be written ({error.strerror or error}); choose another --out") from None
     return load(out)
@@ -133,10 +135,10 @@ def load(path: Path, verify: bool = False) -> Prepared:
                 raise DataError(f"{path / name}: {size:,} bytes, not {expected['bytes']:,}; {AGAIN}")
             if (verify or name == TOKENIZER) and sha256(path / name) != expected["sha256"]:
                 raise DataError(f"{path / name}: its sha256 is not the one in {PASSPORT}; {AGAIN}")
-    except OSError as error:
-        raise DataError(f"{error.filename or path}: {error.strerror}; {AGAIN}") from None
     except (RunError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path / PASSPORT}: damaged ({error!r}); {AGAIN}") from None
+    except OSError as error:
+        raise DataError(f"{error.filename or path}: {error.strerror}; {AGAIN}") from None
     return Prepared(path, passport, tokenizers.load(path / TOKENIZER))
 
 
