@@ -45,14 +45,14 @@ def attribution(
 
     Returns terms whose values are (rows, B, T), or (rows, B) for one position; `total` is the model's own logit.
     """
-    here = positions(record, pos)
+    span = positions(record, pos)
     with torch.no_grad():
-        direction, offset = _direction(record, token, foil, here)
-        final = final_norm(record, here)
-        stream = record["resid_final"][:, here]
+        direction, offset = _direction(record, token, foil, span)
+        final = final_norm(record, span)
+        stream = record["resid_final"][:, span]
         logit = (record.model.ln_f(stream) * direction).sum(-1)  # the other rows of the unembedding are not needed
         direction = direction.expand_as(stream)
-        terms = project(record, final.pull(direction), by, pos=here)
+        terms = project(record, final.pull(direction), by, pos=span)
         rows = list(zip(terms.labels, terms.values, strict=True))
         if (bias := getattr(final, "bias", None)) is not None:
             rows.append(("ln_f.bias", direction @ bias))
@@ -66,36 +66,36 @@ def sources(record: Record, token: Token, foil: Token | None = None, pos: int = 
 
     The values' bias is part of it: a head that reads a position reads its value whole.
     """
-    here = positions(record, pos)
+    span = positions(record, pos)
     with torch.no_grad():
-        direction, _ = _direction(record, token, foil, here)
-        u = final_norm(record, here).pull(direction.expand_as(record["resid_final"][:, here]))
+        direction, _ = _direction(record, token, foil, span)
+        u = final_norm(record, span).pull(direction.expand_as(record["resid_final"][:, span]))
         u = reading(record, "resid_final").pull(u)
         by_block = []
-        for passage in reversed(list(passages(record, positions=here))):
+        for passage in reversed(list(passages(record, positions=span))):
             u, at_write = passage.pull(u)
             if isinstance(passage.site.branch, Attention):
-                by_block.append(_by_source(record, passage, passage.site.branch, at_write, here))
+                by_block.append(_by_source(record, passage, passage.site.branch, at_write, span))
         return torch.stack(by_block[::-1])
 
 
-def _by_source(record: Record, passage: Passage, attn: Attention, at_write: Tensor, here: slice) -> Tensor:
+def _by_source(record: Record, passage: Passage, attn: Attention, at_write: Tensor, span: slice) -> Tensor:
     """(B, H, T) of one block: pattern times value, along a direction of the write, (B, 1, C)."""
     v, pattern = (record[passage.site.point(f"attn.{name}")] for name in ("v", "pattern"))  # v: (B, T, H, D)
     read = torch.einsum("bc,hdc->bhd", passage.pull_returned(at_write)[:, 0], attn.output)
-    return pattern[:, :, here][:, :, 0] * torch.einsum("bthd,bhd->bht", v, read)
+    return pattern[:, :, span][:, :, 0] * torch.einsum("bthd,bhd->bht", v, read)
 
 
-def _direction(record: Record, token: Token, foil: Token | None, here: slice) -> tuple[Tensor, Tensor | None]:
+def _direction(record: Record, token: Token, foil: Token | None, span: slice) -> tuple[Tensor, Tensor | None]:
     """Rows of the unembedding, (B or 1, T or 1, C), and of its bias, (B or 1, T or 1)."""
     head = record.model.lm_head
-    ids = _here(token_ids(record, token), here)
+    ids = _at_positions(token_ids(record, token), span)
     weight, bias = head.weight[ids], None if head.bias is None else head.bias[ids]
     if foil is not None:
-        other = _here(token_ids(record, foil, "foil"), here)
+        other = _at_positions(token_ids(record, foil, "foil"), span)
         weight, bias = weight - head.weight[other], None if bias is None else bias - head.bias[other]
     return (weight if weight.ndim == 3 else weight[None, None]), bias
 
 
-def _here(ids: Tensor, here: slice) -> Tensor:
-    return ids[:, here] if ids.ndim == 2 and ids.shape[1] > 1 else ids
+def _at_positions(ids: Tensor, span: slice) -> Tensor:
+    return ids[:, span] if ids.ndim == 2 and ids.shape[1] > 1 else ids

@@ -118,13 +118,13 @@ class _Differentiable(Recorder):
 
 
 def _gradients(metric: Tensor, values: dict[str, Tensor], points: Sequence[str]) -> dict[str, Tensor]:
-    wanted = [point for point in points if not point.endswith((".mean", ".scale"))]
+    differentiable = [point for point in points if not point.endswith((".mean", ".scale"))]
     if not metric.requires_grad:
         raise ConfigError("metric: it has no gradient; compute it from the logits, without detaching them")
-    found = torch.autograd.grad(metric.sum(), [values[point] for point in wanted], allow_unused=True)
+    gradients = torch.autograd.grad(metric.sum(), [values[point] for point in differentiable], allow_unused=True)
     return {
         point: torch.zeros_like(values[point]) if gradient is None else gradient
-        for point, gradient in zip(wanted, found, strict=True)
+        for point, gradient in zip(differentiable, gradients, strict=True)
     }
 
 

@@ -130,17 +130,17 @@ def select(spec: str | Iterable[Key], model: GPT) -> list[str]:
     points = model.points()
     chosen: set[str] = set()
     for key in [spec] if isinstance(spec, str) else spec:
-        found = _matching(key, points) if isinstance(key, str) else []
-        chosen.update(found or [_point(key, model, points)])
+        matches = _matching(key, points) if isinstance(key, str) else []
+        chosen.update(matches or [_point(key, model, points)])
     return [point for point in points if point in chosen]
 
 
 def _matching(key: str, points: list[str]) -> list[str]:
     if any(mark in key for mark in "*?["):
-        found = [point for point in points if fnmatchcase(point, key)]
-        if not found:
+        matches = [point for point in points if fnmatchcase(point, key)]
+        if not matches:
             raise ConfigError(f"point: the pattern {key!r} matches nothing; {nearest(key.replace('*', ''), points)}")
-        return found
+        return matches
     name = _SHORT.get(key, key)
     return [point for point in points if names.split(point)[1] == name != point]
 

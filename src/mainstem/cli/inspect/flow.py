@@ -44,12 +44,12 @@ def main(argv: Sequence[str]) -> None:
     assert tokenizer is not None
     import torch
 
-    from mainstem.stream.analysis.flow import flow, grouped, joins, moved, rollout
+    from mainstem.stream.analysis.flow import block_joins, flow, grouped, moved, rollout
 
     each = units.words(tokenizer, ids)
     if command.by == "token":
         each = [Unit(text, at, at + 1) for at, text in enumerate(units.pieces(tokenizer, ids))]
-    layers = [joins(trace, 0 if command.layer is None else command.layer)[0].block]
+    layers = [block_joins(trace, 0 if command.layer is None else command.layer)[0].block]
     if command.layer is None:
         layers = list(range(len(trace.model.blocks)))
     texts = [units.shown(unit.text.strip(" ") or unit.text) for unit in each]

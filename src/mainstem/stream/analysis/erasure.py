@@ -59,8 +59,8 @@ class Erasure:
         """
         taken = self.share * self.length
         carries = torch.tensor(["." not in label for label in self.labels], device=taken.device)  # no bias
-        found = (self.after & carries & (self.cosine < -self.chance)).nonzero()  # (pairs, 2)
-        order = taken[tuple(found.T)].argsort(descending=True)[:count]
+        pairs = (self.after & carries & (self.cosine < -self.chance)).nonzero()  # (pairs, 2)
+        order = taken[tuple(pairs.T)].argsort(descending=True)[:count]
         return [
             Erased(
                 self.labels[i],
@@ -68,7 +68,7 @@ class Erasure:
                 *(value[i, j].item() for value in (self.share, self.cosine, taken)),
                 *(self.length[index].item() for index in (i, j)),
             )
-            for i, j in found[order].tolist()
+            for i, j in pairs[order].tolist()
         ]
 
 
@@ -109,11 +109,11 @@ def _tokens(record: Record, pos: int | None, by: str, R: int) -> Iterator[Tensor
     B, T = record.ids.shape
     C = record.model.config.d_model
     step = max(1, CHUNK // (B * R * max(R, C) * record.model.wte.weight.element_size()))
-    asked = range(T)[positions(record, pos)]
-    for start in range(asked.start, asked.stop, step):
-        here = slice(start, min(start + step, asked.stop))
-        rows = wide(decompose(record, by, pos=here).values).flatten(1, 2).transpose(0, 1)
-        yield rows if record.mask is None else rows[record.mask[:, here].bool().flatten()]
+    chosen = range(T)[positions(record, pos)]
+    for start in range(chosen.start, chosen.stop, step):
+        span = slice(start, min(start + step, chosen.stop))
+        rows = wide(decompose(record, by, pos=span).values).flatten(1, 2).transpose(0, 1)
+        yield rows if record.mask is None else rows[record.mask[:, span].bool().flatten()]
 
 
 def _stages(record: Record, labels: Sequence[str]) -> Tensor:

@@ -24,7 +24,7 @@ WEIGHTINGS = ("pattern", "value")
 REDUCTIONS = ("mean", "last")
 
 
-def joins(record: Record, layer: int) -> list[Site]:
+def block_joins(record: Record, layer: int) -> list[Site]:
     """Attention's join of one block and the MLP's, if it has one. Raises ConfigError for a block that is not there."""
     L = len(record.model.blocks)
     if not -L <= layer < L:
@@ -59,7 +59,7 @@ def flow(record: Record, layer: int, weighting: str = "pattern") -> Tensor:
     """
     if weighting not in WEIGHTINGS:
         raise ConfigError(f"weighting: unknown value {weighting!r}; {nearest(weighting, WEIGHTINGS)}")
-    site = joins(record, layer)[0]
+    site = block_joins(record, layer)[0]
     with torch.no_grad():
         pattern = wide(record[site.point("attn.pattern")])
         if weighting == "pattern":
@@ -68,8 +68,8 @@ def flow(record: Record, layer: int, weighting: str = "pattern") -> Tensor:
         directions, scale = head_writers(record, site)
         by_head = zip(v.unbind(2), directions, strict=True)
         lengths = torch.stack([(v_h @ directions_h).norm(dim=-1) for v_h, directions_h in by_head], dim=1)
-        found = pattern * lengths[:, :, None]
-        return found if scale is None else found / scale[:, None]
+        weighted = pattern * lengths[:, :, None]
+        return weighted if scale is None else weighted / scale[:, None]
 
 
 def moved(record: Record, layer: int) -> Tensor:
@@ -77,7 +77,7 @@ def moved(record: Record, layer: int) -> Tensor:
 
     It is the norm of the sum over heads, so heads that oppose each other cancel: at most the sum of `flow`'s lengths.
     """
-    site = joins(record, layer)[0]
+    site = block_joins(record, layer)[0]
     with torch.no_grad():
         v = wide(record[site.point("attn.v")])
         directions, scale = head_writers(record, site)
@@ -101,12 +101,12 @@ def rollout(record: Record) -> Tensor:
     with torch.no_grad():
         B, T = record.ids.shape
         eye = wide(torch.eye(T, dtype=record.model.wte.weight.dtype, device=record.ids.device)).expand(B, T, T)
-        found = [eye]
+        rolled = [eye]
         for site in record.model.joins():
             if site.kind == "attn":  # the MLP moves nothing
                 mixed = factor(site.join.skip).carry(eye) + wide(record[site.point("attn.pattern")]).mean(1)
-                found.append(mixed / mixed.sum(-1, keepdim=True) @ found[-1])
-        return torch.stack(found)
+                rolled.append(mixed / mixed.sum(-1, keepdim=True) @ rolled[-1])
+        return torch.stack(rolled)
 
 
 def grouped(matrix: Tensor, units: Sequence[Unit], reduce: str = "mean") -> Tensor:

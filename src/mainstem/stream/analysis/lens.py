@@ -112,24 +112,24 @@ class Lens:
         def token(i: int) -> dict[str, Any]:
             return {"id": i} if tokenizer is None else {"id": i, "text": pieces(tokenizer, [i])[0]}
 
-        found = []
+        rows = []
         for index, point in enumerate(self.points):
-            here = (index, row, at)
-            top = zip(self.top_ids[here].tolist(), self.top_probability[here].tolist(), strict=True)
-            found.append(
+            cell = (index, row, at)
+            top = zip(self.top_ids[cell].tolist(), self.top_probability[cell].tolist(), strict=True)
+            rows.append(
                 {
                     "label": self.labels[index],
                     "point": point,
                     "token": token(int(self.token[row, at])),
-                    "rank": int(self.rank[here]),
-                    "probability": self.probability[here].item(),
-                    "logit": self.logit[here].item(),
-                    "entropy": self.entropy[here].item(),
-                    "kl": self.kl[here].item(),
+                    "rank": int(self.rank[cell]),
+                    "probability": self.probability[cell].item(),
+                    "logit": self.logit[cell].item(),
+                    "entropy": self.entropy[cell].item(),
+                    "kl": self.kl[cell].item(),
                     "top": [token(i) | {"probability": p} for i, p in top],
                 }
             )
-        return found
+        return rows
 
 
 def lens(
@@ -168,16 +168,16 @@ def lens(
     with torch.no_grad():
         streams = {point: record[point] for point in {*chosen, FINAL}}
         parts: list[list[dict[str, Tensor]]] = []  # by part of the text, by depth
-        for here in _spans(T, B * model.config.vocab_size):
-            own = model.unembed(streams[FINAL][:, here])  # (B, t, V)
+        for span in _spans(T, B * model.config.vocab_size):
+            own = model.unembed(streams[FINAL][:, span])  # (B, t, V)
             final = log_probabilities(own)
-            at = own.argmax(-1) if followed is None else followed[:, here]
+            at = own.argmax(-1) if followed is None else followed[:, span]
             views = []
             for point in chosen:
                 logits = own
                 if point != FINAL:
-                    logits = _unembedded(record, streams[point][:, here], point, norm, tuned, here)
-                views.append(_view(logits, final, at, following[:, here], min(top, model.config.vocab_size)))
+                    logits = _unembedded(record, streams[point][:, span], point, norm, tuned, span)
+                views.append(_view(logits, final, at, following[:, span], min(top, model.config.vocab_size)))
             parts.append(views)
         seen = {
             name: torch.cat([torch.stack([view[name] for view in views]) for views in parts], dim=2)
@@ -198,10 +198,10 @@ def lens(
 
 def _chosen(points: str | Iterable[Key], model: GPT) -> list[str]:
     """Some of `depths`, in their order."""
-    wanted = {depth(point, model) for point in select(points, model)}
-    if not wanted:
+    chosen = {depth(point, model) for point in select(points, model)}
+    if not chosen:
         raise ConfigError("points: none is named; give at least one, or None for every depth")
-    return [point for point in depths(model) if point in wanted]
+    return [point for point in depths(model) if point in chosen]
 
 
 def _view(logits: Tensor, final: Tensor, token: Tensor, following: Tensor, top: int) -> dict[str, Tensor]:
@@ -223,11 +223,11 @@ def _view(logits: Tensor, final: Tensor, token: Tensor, following: Tensor, top: 
     }
 
 
-def _unembedded(record: Record, x: Tensor, point: str, norm: str, tuned: Map | None, here: slice) -> Tensor:
+def _unembedded(record: Record, x: Tensor, point: str, norm: str, tuned: Map | None, span: slice) -> Tensor:
     """The logits, (B, t, V), of the stream x, (B, t, C), at a depth before the last."""
     if tuned is not None:
         x = tuned(x, point)
-    return record.model.lm_head(normalised(record, x, norm, here))
+    return record.model.lm_head(normalised(record, x, norm, span))
 
 
 def _at(values: Tensor, ids: Tensor) -> Tensor:

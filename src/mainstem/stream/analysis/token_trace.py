@@ -17,7 +17,7 @@ from mainstem.model.mlp import MLP, NEAR_ZERO
 from mainstem.model.names import point
 from mainstem.model.norms import Empty
 from mainstem.model.precision import over, wide
-from mainstem.stream.analysis.flow import joins
+from mainstem.stream.analysis.flow import block_joins
 from mainstem.stream.decompose import closing_error, written
 from mainstem.stream.passage import Passage, RecordedNorm
 from mainstem.stream.record import Record
@@ -176,30 +176,30 @@ def token_trace(record: Record, pos: int, layer: int, row: int = 0, strongest: i
 
     Raises ConfigError for a token, a block or a row that is not there.
     """
-    attn, *rest = joins(record, layer)
+    attn, *rest = block_joins(record, layer)
     row, start = record.row_start(row)
     ids = record.ids[row, start:].tolist()
     if not -len(ids) <= pos < len(ids):
         raise ConfigError(f"pos: {pos} is out of range; the text has {len(ids)} positions, from 0 (or -1, backwards)")
-    said = None if record.tokenizer is None else pieces(record.tokenizer, ids)
-    here = _Here(record, attn.block, row, start, start + pos % len(ids))
+    texts = None if record.tokenizer is None else pieces(record.tokenizer, ids)
+    token = _Token(record, attn.block, row, start, start + pos % len(ids))
     with torch.no_grad():
         return TokenTrace(
             layer=attn.block,
             row=row,
-            pos=here.at - start,
+            pos=token.at - start,
             ids=ids,
-            tokens=said,
-            resid_pre=_vector(here["resid_pre"]),
-            attention=_attention(here, attn, said, strongest),
-            resid_mid=_vector(here["resid_mid"]) if rest else None,
-            mlp=_mlp(here, rest[0], strongest) if rest else None,
-            resid_post=_vector(here["resid_post"]),
+            tokens=texts,
+            resid_pre=_vector(token["resid_pre"]),
+            attention=_attention(token, attn, texts, strongest),
+            resid_mid=_vector(token["resid_mid"]) if rest else None,
+            mlp=_mlp(token, rest[0], strongest) if rest else None,
+            resid_post=_vector(token["resid_post"]),
         )
 
 
 @dataclass(frozen=True)
-class _Here:
+class _Token:
     """One token of one row, in one block."""
 
     record: Record
@@ -224,10 +224,10 @@ def _vector(x: Tensor) -> Vector:
     return Vector(mean.item(), std.item(), wide(x).norm().item())
 
 
-def _joined(here: _Here, site: Site, returned: Tensor) -> Joined:
+def _joined(token: _Token, site: Site, returned: Tensor) -> Joined:
     """The write and its addition; `returned` is what the branch returned, (C,)."""
     join = site.join
-    x, write, after = (here.record[name][here.row, here.at] for name in (site.reads, site.write, site.after))
+    x, write, after = (token.record[name][token.row, token.at] for name in (site.reads, site.write, site.after))
     total = join.skip(x) + write
     slots = (("ln_in", join.ln_in, x), ("ln_out", join.ln_out, returned), ("ln_add", join.ln_add, total))
     length, read = wide(write).norm(), wide(x).norm()
@@ -247,18 +247,19 @@ def _joined(here: _Here, site: Site, returned: Tensor) -> Joined:
     )
 
 
-def _attention(here: _Here, site: Site, said: list[str] | None, strongest: int) -> AttentionTrace:
-    attn, passage = site.branch, Passage(here.record, site, here.only)
+def _attention(token: _Token, site: Site, texts: list[str] | None, strongest: int) -> AttentionTrace:
+    attn, passage = site.branch, Passage(token.record, site, token.only)
     assert isinstance(attn, Attention)
-    write = wide(here["attn_out"])
-    rows = [row for piece in written(here.record, passage, "head", here.only) for row in piece.carried()]
-    added = [(label, wide(row[here.row, 0])) for label, row in rows]
+    write = wide(token["attn_out"])
+    rows = [row for piece in written(token.record, passage, "head", token.only) for row in piece.carried()]
+    added = [(label, wide(row[token.row, 0])) for label, row in rows]
     parts = [_part(label, row, write) for label, row in added]  # heads, then biases
-    pattern = here.record[site.point("attn.pattern")][here.row, :, here.at, here.start : here.at + 1]  # (H, pos + 1)
+    patterns = token.record[site.point("attn.pattern")]
+    pattern = patterns[token.row, :, token.at, token.start : token.at + 1]  # (H, pos + 1)
     by_head = zip(wide(pattern), parts[: attn.n_head], strict=True)
     return AttentionTrace(
-        join=_joined(here, site, attn.c_proj(here["attn.z"].flatten())),
-        heads=[_head(weights, part, said, strongest) for weights, part in by_head],
+        join=_joined(token, site, attn.c_proj(token["attn.z"].flatten())),
+        heads=[_head(weights, part, texts, strongest) for weights, part in by_head],
         biases=parts[attn.n_head :],
         closing_error=closing_error(torch.stack([row for _, row in added]).sum(0), write),
     )
@@ -269,24 +270,24 @@ def _part(label: str, part: Tensor, write: Tensor) -> Part:
     return Part(label, length.item(), over(product, whole.square()).item(), over(product, length * whole).item())
 
 
-def _head(pattern: Tensor, write: Part, said: list[str] | None, strongest: int) -> Head:
+def _head(pattern: Tensor, write: Part, texts: list[str] | None, strongest: int) -> Head:
     weights = pattern.tolist()
     order = pattern.argsort(descending=True, stable=True)[:strongest].tolist()
-    top = [SourceToken(pos, None if said is None else said[pos], weights[pos]) for pos in order]
+    top = [SourceToken(pos, None if texts is None else texts[pos], weights[pos]) for pos in order]
     return Head(weights, top, -torch.special.xlogy(pattern, pattern).sum().item(), write)
 
 
-def _mlp(here: _Here, site: Site, strongest: int) -> MLPTrace:
-    mlp, passage = site.branch, Passage(here.record, site, here.only)
+def _mlp(token: _Token, site: Site, strongest: int) -> MLPTrace:
+    mlp, passage = site.branch, Passage(token.record, site, token.only)
     assert isinstance(mlp, MLP)
-    pre, post = here["mlp.pre"], here["mlp.post"]  # (M,)
+    pre, post = token["mlp.pre"], token["mlp.post"]  # (M,)
     norm, directions = passage.out, wide(mlp.c_proj.weight.T)  # (M, C)
     if isinstance(norm, RecordedNorm) and norm.scale is not None:
-        norm = norm._replace(scale=norm.scale[here.row])
+        norm = norm._replace(scale=norm.scale[token.row])
     lengths = wide(post).abs() * passage.gain.carry(norm.carry(directions)).norm(dim=-1)
     order = lengths.argsort(descending=True, stable=True)[:strongest].tolist()
     return MLPTrace(
-        join=_joined(here, site, mlp.c_proj(post)),
+        join=_joined(token, site, mlp.c_proj(post)),
         neurons=len(pre),
         above_zero=int((pre > 0).sum()),
         near_zero=int((post.abs() < NEAR_ZERO).sum()),

@@ -79,8 +79,8 @@ class TunedLens(nn.Module):
                 raise TrainingFailed(f"{path}: {name} is not finite, so nothing was saved; lower --lr")
         self.check(model)
         hashes = {"unembedding": self.unembedding, "weights": weights_hash(model)}
-        said = {"format": FORMAT, "model": _made_for(model), **hashes}
-        atomic.write_bytes(path, save(tensors, said))
+        metadata = {"format": FORMAT, "model": _made_for(model), **hashes}
+        atomic.write_bytes(path, save(tensors, metadata))
 
     @classmethod
     def load(cls, path: Path, model: GPT, notice: Callable[[str], None] = lambda text: None) -> Self:
@@ -91,14 +91,14 @@ class TunedLens(nn.Module):
         Raises RunError for a file that is damaged or no tuned lens, for a model of another shape, and for one whose
         unembedding is not, number for number, that which the lens was trained with.
         """
-        said, tensors = _read(path)
-        if said.get("format") != FORMAT:
-            raise RunError(f"{path}: no tuned lens (its format is {said.get('format')!r}, not {FORMAT!r}); {AGAIN}")
-        if said.get("model") != _made_for(model):
-            raise RunError(f"{path}: made for a model of another shape ({said.get('model')}); {AGAIN}")
-        if said.get("unembedding") != unembedding_hash(model):
+        metadata, tensors = _read(path)
+        if metadata.get("format") != FORMAT:
+            raise RunError(f"{path}: no tuned lens (its format is {metadata.get('format')!r}, not {FORMAT!r}); {AGAIN}")
+        if metadata.get("model") != _made_for(model):
+            raise RunError(f"{path}: made for a model of another shape ({metadata.get('model')}); {AGAIN}")
+        if metadata.get("unembedding") != unembedding_hash(model):
             raise RunError(f"{path}: made for another unembedding; {AGAIN}")
-        if said.get("weights") != weights_hash(model):
+        if metadata.get("weights") != weights_hash(model):
             notice(f"{path}: the blocks have changed since this lens was trained; {AGAIN}")
         tuned = cls(model)
         parameters = dict(tuned.tensors())
@@ -129,12 +129,12 @@ def weights_hash(model: GPT) -> str:
 
 
 def _hash(model: GPT, parts: Iterable[str]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
         for name, parameter in model.get_submodule(part).named_parameters():
-            found.update(f"{part}.{name}{tuple(parameter.shape)}".encode())
-            found.update(parameter.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
-    return found.hexdigest()
+            digest.update(f"{part}.{name}{tuple(parameter.shape)}".encode())
+            digest.update(parameter.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def lens_kl(model: GPT, windows: Iterable[Tensor], tuned: TunedLens | None = Non
 
 def _gradients(model: GPT, tuned: TunedLens, ids: Tensor) -> list[float]:
     """The mean KL at each depth but the last, and its gradient, left at the maps' parameters and nowhere else."""
-    found = [0.0] * len(tuned.weight)
+    kl_by_depth = [0.0] * len(tuned.weight)
     for *streams, last in _parts(model, ids):
         with torch.no_grad():
             final = log_probabilities(model.unembed(last))
@@ -238,8 +238,8 @@ def _gradients(model: GPT, tuned: TunedLens, ids: Tensor) -> list[float]:
                 kl = divergence(final, log_p).sum() / ids.numel()
             for parameter, gradient in zip(own, torch.autograd.grad(kl, own), strict=True):
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-            found[index] += kl.item()
-    return found
+            kl_by_depth[index] += kl.item()
+    return kl_by_depth
 
 
 def _parts(model: GPT, ids: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -12,7 +12,7 @@ import torch
 
 from mainstem.model import names
 from mainstem.model.precision import wide
-from mainstem.stream.analysis.flow import flow, head_writers, joins, membership
+from mainstem.stream.analysis.flow import block_joins, flow, head_writers, membership
 from mainstem.stream.record import Record
 from mainstem.text.units import Unit
 
@@ -69,25 +69,25 @@ def by_word(record: Record, word: Unit, layer: int, units: Sequence[Unit], row: 
 
     Raises ConfigError for a unit beyond the text, a block or a row that is not there.
     """
-    site = joins(record, layer)[0]
+    site = block_joins(record, layer)[0]
     row, start = record.row_start(row)
     with torch.no_grad():
         v = wide(record[site.point("attn.v")][row, start:]).transpose(0, 1)  # (H, T, D)
         held = membership(units, v.shape[1]).to(v)  # (U, T)
-        asked = membership([word], v.shape[1])[0].bool().to(v.device)
-        pattern = flow(record, layer)[row, :, start:, start:][:, asked]  # (H, q, T)
+        queries = membership([word], v.shape[1])[0].bool().to(v.device)
+        pattern = flow(record, layer)[row, :, start:, start:][:, queries]  # (H, q, T)
         directions, scale = head_writers(record, site)  # (H, D, C)
-        given = v.new_zeros(len(units), pattern.shape[1], directions.shape[2])  # (U, q, C), by all heads
+        moved = v.new_zeros(len(units), pattern.shape[1], directions.shape[2])  # (U, q, C), by all heads
         lengths = []
         for pattern_h, v_h, directions_h in zip(pattern, v, directions, strict=True):
             by_head = pattern_h * held[:, None] @ v_h @ directions_h
-            given += by_head
+            moved += by_head
             lengths.append(by_head.norm(dim=-1))
-        found = torch.stack([*lengths, given.norm(dim=-1)])  # (H + 1, U, q)
+        norms = torch.stack([*lengths, moved.norm(dim=-1)])  # (H + 1, U, q)
         if scale is not None:
-            found = found / scale[row, start:][asked, 0]
+            norms = norms / scale[row, start:][queries, 0]
         weights = (pattern @ held.T).mean(1)  # (H, U)
-        numbers = torch.stack([torch.cat([weights, weights.mean(0)[None]]), found.mean(-1)], dim=-1)  # (H + 1, U, 2)
+        numbers = torch.stack([torch.cat([weights, weights.mean(0)[None]]), norms.mean(-1)], dim=-1)  # (H + 1, U, 2)
     reads = [[Read(*unit, *pair) for unit, pair in zip(units, each, strict=True)] for each in numbers.tolist()]
     heads = [WordHead(names.head(site.block, head), of_head) for head, of_head in enumerate(reads[:-1])]
     return WordTrace(site.block, row, word, heads, together=reads[-1])
