@@ -24,7 +24,7 @@ test: setup
 	$(BIN)/python -m pytest
 
 test-all: setup
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	$(BIN)/python -m pytest -m 'slow or not slow' --hypothesis-profile search
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What all tests share: no clock, one thread, and a small text, its token files and a trained run, each made once."""
+"""What all tests share: no clock, no chance, one thread, and a small text, its token files and a trained run."""
 
 import os
 import shutil
@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from mainstem.runs.folder import RunFolder
 from mainstem.text import tokens
 from mainstem.text.corpus import Source
 
-settings.register_profile("no deadline", deadline=None)  # other work on the machine is no fault of a test
-settings.load_profile("no deadline")
+timeless = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work may share the machine
+settings.register_profile("search", timeless)  # new examples in each run: `make test-all`
+settings.register_profile("fixed", timeless, derandomize=True)  # the same examples in each run
+settings.load_profile("fixed")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,6 +26,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _same_start() -> None:
+    """PyTorch's global generator, from which modules draw their first weights, is the same before each test."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

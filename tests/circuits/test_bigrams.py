@@ -10,7 +10,7 @@ from mainstem.circuits import chunks
 from mainstem.circuits.bigrams import bigrams
 from mainstem.circuits.virtual import virtual
 from mainstem.errors import ConfigError
-from models import UNCUT, build, configs, error, few, small
+from models import UNCUT, build, configs, error, few, normal, small
 
 
 @few
@@ -60,7 +60,7 @@ def test_a_norms_scale_and_the_biases_behind_it_are_noted():
 
 
 def test_the_table_of_a_known_bigram_model():
-    counts = torch.rand(6, 6, dtype=torch.float64) + 0.1
+    counts = normal(6, 6).exp()
     assert error(bigrams(bigram(counts)).row(2).softmax(-1), counts[2] / counts[2].sum()) < 1e-12
 
 

@@ -14,7 +14,7 @@ from mainstem.circuits.composition import MODES, composition, random_scores
 from mainstem.circuits.head_weights import ov, qk
 from mainstem.circuits.weights import centred
 from mainstem.errors import ConfigError
-from models import UNCUT, build, configs, error, few, small
+from models import UNCUT, build, configs, error, few, normal, small
 
 ROWS = tuple(row for row in UNCUT if row != "mix")
 
@@ -87,7 +87,7 @@ def test_the_random_heads_follow_from_the_seed():
 def test_a_perfect_match_is_one():
     """Two orthonormal heads, the second reading just what the first writes: 1 / sqrt(D), all that rank D allows."""
     model = build(small("none", bias=False))
-    basis = torch.linalg.qr(torch.randn(12, 12, dtype=torch.float64)).Q[:6]
+    basis = torch.linalg.qr(normal(12, 12)).Q[:6]
     with torch.no_grad():
         for block in model.blocks:
             for view in block.attn.c_attn.weight.chunk(6):  # two heads of q, k and v

@@ -100,9 +100,9 @@ class OneBlock:
     def compare(self):
         """How many occur of the 200 strongest triples, of 200 random ones, and of 200 that follow tokens' frequency."""
         strongest = np.array(list({row[:3] for row in skip_trigrams(self.model, count=200).rows}))
-        random, many, text = np.random.default_rng(0), 100, self.occurring()
-        uniform = random.integers(self.V, size=(200 * many, 3))
-        frequent = self.ids.numpy()[random.integers(len(self.ids), size=(200 * many, 3))]
+        rng, many, text = np.random.default_rng(0), 100, self.occurring()
+        uniform = rng.integers(self.V, size=(200 * many, 3))
+        frequent = self.ids.numpy()[rng.integers(len(self.ids), size=(200 * many, 3))]
         found, *chance = (int(text[tuple(triples.T)].sum()) for triples in (strongest, uniform, frequent))
         return found, *(count / many for count in chance)
 

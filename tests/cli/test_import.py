@@ -13,6 +13,7 @@ from formats.karpathy import ARGS, C, H, L, T, V
 from mainstem import counts
 from mainstem.formats.load import load
 from mainstem.text import tokenizer as tokenizers
+from models import normal
 
 ALPHABET = "abcdefgh 강물\n\t"  # V characters
 TRUST = "--trust-pickle"
@@ -96,7 +97,7 @@ def test_every_kind_of_tokenizer_is_found(mainstem, nano, small_run, tmp_path):
     """A RUN of 300 tokens, a file, GPT-2's two files; here for a model whose vocabulary is padded to 320."""
     tokenizer = load(small_run)[1]
     weights = karpathy.nanogpt().state_dict()
-    weights["transformer.wte.weight"] = weights["lm_head.weight"] = torch.randn(320, C)
+    weights["transformer.wte.weight"] = weights["lm_head.weight"] = normal(320, C).float()
     torch.save({"model": weights, "model_args": {**ARGS, "vocab_size": 320}}, "wide.pt")
     tokenizer.save(tmp_path / "t.json")
     folder = tmp_path / "gpt2"

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -41,15 +40,9 @@ def test_the_version_is_the_packages(mainstem):
     assert mainstem("--version").out == f"mainstem {package.__version__}\n"
 
 
-def test_help_is_at_once_and_loads_nothing(tmp_path):
-    """0.3 s; the best of five counts, since other work may share the machine."""
+def test_help_loads_no_library(tmp_path):
+    """So that it is there at once."""
     assert loaded(tmp_path, "--help") == []
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "mainstem", "--help"], check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.3
 
 
 @pytest.mark.parametrize("verb", VERBS)

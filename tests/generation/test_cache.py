@@ -6,6 +6,7 @@ import torch
 from mainstem.errors import ConfigError
 from mainstem.generation.cache import KVCache
 from mainstem.model.tap import Recorder
+from models import normal
 
 VARIANTS = {
     "pre-tied": {"tie_embeddings": True},
@@ -80,8 +81,8 @@ def test_nothing_is_copied_or_allocated_after_the_start(lively):
     model = lively()
     cache = KVCache(model.config, 1, torch.float64)
     whole = cache[1].keys.data_ptr()
-    for _ in range(3):
-        k = torch.randn(1, 2, 2, 8, dtype=torch.float64)
+    for step in (1, 2, 3):
+        k = step * normal(1, 2, 2, 8)
         keys, values = cache[1].append(k, k + 1)
         cache.advance(2)
         assert keys.data_ptr() == whole

@@ -14,7 +14,7 @@ from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from mainstem.model.quantized import LEVELS, Matrix, QuantizedLinear, quantize, tensors, weights_of
 from mainstem.stream.capture import capture
-from models import build, configs, error, few, small, tokens
+from models import build, configs, error, few, normal, small, tokens
 
 NARROW = pytest.mark.parametrize("weights", ["bf16", "int8"])
 
@@ -134,7 +134,7 @@ def test_a_write_to_a_narrow_matrix_is_seen(changes, weights):
 @NARROW
 def test_a_narrow_layer_is_a_product_with_its_widened_matrix(weights):
     layer = quantize(build(small(), torch.float32), weights).blocks[0].mlp.c_fc
-    x = torch.randn(3, 12)
+    x = normal(3, 12).float()
     assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
 
 

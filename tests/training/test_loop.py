@@ -123,7 +123,13 @@ def test_watching_changes_nothing(small, tmp_path):
     changes = {"model": {"dropout": 0.1}}
     plain = run_to_end(tmp_path / "plain", small, **changes)
     watched = training(tmp_path / "watched", small, vitals_every=1, sample_every=1, **changes)
-    watched.sample = lambda model, tokenizer: (model.eval(), torch.rand(1), "text")[-1]
+
+    def sample(model, tokenizer):
+        model.eval()
+        torch.rand(1, generator=torch.default_generator)  # the generator that dropout draws from
+        return "text"
+
+    watched.sample = sample
     events = finish(watched)
     assert [event.step for event in events if isinstance(event, Observed)] == list(range(12))
     assert [event.step for event in events if isinstance(event, Sampled)] == list(range(1, 13))

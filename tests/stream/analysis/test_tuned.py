@@ -21,7 +21,7 @@ from mainstem.stream.analysis.tuned import TunedLens, lens_kl, train_lens
 from mainstem.stream.capture import capture
 from mainstem.text.tokens import Windows, evaluation_windows
 from mainstem.training.optim import orthogonalise
-from models import ROWS, build, configs, few, small, tokens
+from models import ROWS, build, configs, few, normal, small, tokens
 
 
 def windows(config, rows=4):
@@ -140,7 +140,7 @@ def test_the_first_step_follows_the_mean_kls_gradient(config):
 def test_a_depth_and_nothing_else():
     tuned = TunedLens(build(small()))
     torch.nn.init.ones_(tuned.bias[2])
-    x = torch.randn(2, 3, 12, dtype=torch.float64)
+    x = normal(2, 3, 12)
     assert torch.equal(tuned(x, "blocks.1.resid_pre"), x + 1)
     assert tuned(x, "resid_final") is x
     with pytest.raises(ConfigError, match=r"did you mean 'blocks\.1\.resid_mid'"):
