@@ -46,7 +46,7 @@ def test_only_the_position_that_is_looked_at_is_unembedded():
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (TokenLogit(11), r"answer: id 11 is outside 0\.\.10"),
+        (TokenLogit(11), r"token: id 11 is outside 0\.\.10"),
         (LogitDifference(1, -1), r"foil: id -1 is outside 0\.\.10"),
         (TokenLogit(torch.tensor([1, 2, 3])), r"\(3,\) for 2 rows"),
         (TokenLogit(1, pos=7), r"pos: 7 is out of range; the text has 7"),

@@ -14,7 +14,7 @@ from mainstem.model.mode import evaluating
 from mainstem.model.stack import levels
 from mainstem.model.tap import Recorder
 from mainstem.stream.ids import Ids, padded
-from mainstem.stream.metrics import Metric, checked
+from mainstem.stream.metrics import Metric, checked, with_ids
 from mainstem.stream.points import BUDGET, Key, select, size
 from mainstem.stream.trace import Trace
 
@@ -85,6 +85,7 @@ def capture(
         budget: bytes. Raises ConfigError, before anything is run, if the points take more.
     """
     ids, mask = padded(model, ids, mask, tokenizer)
+    metric = None if metric is None else with_ids(metric, tokenizer)
     kept = default_points(model) if points is None else select(points, model)
     B, T = ids.shape
     _within(budget, estimate(model, kept, B, T, gradients=metric is not None))

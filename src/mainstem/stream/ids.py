@@ -1,4 +1,4 @@
-"""Ids as they are given: a tensor, rows of any lengths, or texts; and as a pass reads them."""
+"""What a call takes as its input, a tensor of ids, rows of any lengths or texts, as the ids of one forward pass."""
 
 import operator
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mainstem.errors import ConfigError, DataError
 from mainstem.model.gpt import GPT
+from mainstem.text.pairs import difference
 
 if TYPE_CHECKING:
     from mainstem.text.tokenizer import Tokenizer
@@ -26,11 +27,10 @@ def padded(
     for a mask of another shape or with padding that is not on the left.
     """
     device, V = model.wte.weight.device, model.config.vocab_size
-    if not isinstance(ids, Tensor):
-        listed = [ids] if isinstance(ids, str) else ids
-        if not isinstance(listed, Sequence):
-            raise DataError(f"{listed!r} is neither ids nor texts; give a tensor (B, T), rows of ids, or texts")
-        rows = [_row(row, tokenizer) for row in listed]
+    rows = _encoded(ids, tokenizer)
+    if isinstance(rows, Tensor):
+        ids = rows
+    else:
         T = max(map(len, rows), default=0)
         if min(map(len, rows), default=0) == 0:
             raise DataError("a prompt has no tokens; give each at least one")
@@ -52,6 +52,16 @@ def padded(
     return ids.to(device, torch.long), mask
 
 
+def _encoded(ids: Ids, tokenizer: "Tokenizer | None") -> Tensor | list[list[int]]:
+    """A tensor as it is; rows or texts as rows of ids, of any lengths."""
+    if isinstance(ids, Tensor):
+        return ids
+    rows = [ids] if isinstance(ids, str) else ids
+    if not isinstance(rows, Sequence):
+        raise DataError(f"{rows!r} is neither ids nor texts; give a tensor (B, T), rows of ids, or texts")
+    return [_row(row, tokenizer) for row in rows]
+
+
 def _row(row: str | Sequence[int], tokenizer: "Tokenizer | None") -> list[int]:
     if not isinstance(row, str):
         try:
@@ -63,12 +73,20 @@ def _row(row: str | Sequence[int], tokenizer: "Tokenizer | None") -> list[int]:
     return tokenizer.encode(row)
 
 
-def paired(model: GPT, clean: Ids, corrupt: Ids, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+def paired(
+    model: GPT, clean: Ids, corrupt: Ids, mask: Tensor | None = None, tokenizer: "Tokenizer | None" = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """A clean and a corrupted batch, (B, T) both, and the mask of both.
 
-    Raises ConfigError unless each row has as many tokens on both sides, and what `padded` refuses.
+    Raises ConfigError unless each row has as many tokens on both sides, DataError likewise for texts, with the tokens
+    from which they differ, and what `padded` refuses.
     """
-    (one, left), (other, right) = padded(model, clean, mask), padded(model, corrupt, mask)
+    rows = [_encoded(ids, tokenizer) for ids in (clean, corrupt)]
+    if tokenizer is not None and len(rows[0]) == len(rows[1]):
+        for row, (one, other) in enumerate(zip(*rows, strict=True)):
+            if len(one) != len(other):
+                raise DataError(f"row {row}: {difference(tokenizer, list(map(int, one)), list(map(int, other)))}")
+    (one, left), (other, right) = (padded(model, ids, mask) for ids in rows)
     alike = one.shape == other.shape and (left is None) == (right is None)
     if not alike or (left is not None and right is not None and not left.equal(right)):
         raise ConfigError(

@@ -1,12 +1,14 @@
 """Metrics: what an ablation or a patch is judged by, a number for each row of a batch.
 
 A metric is any function of the logits, (B, T, V) -> (B,). One that looks at a single position is better given as an
-`AtPosition`: where many passes are measured, only that position is unembedded.
+`AtPosition`: where many passes are measured, only that position is unembedded. A token may be the text of one token,
+`LogitDifference(" thou", " a")`: a call that takes a metric reads it with its `tokenizer=`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +18,15 @@ from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from mainstem.stream.distributions import log_probabilities
 from mainstem.stream.points import position
+from mainstem.text.units import single_token
+
+if TYPE_CHECKING:
+    from mainstem.text.tokenizer import Tokenizer
 
 Metric = Callable[[Tensor], Tensor]
 """Logits (B, T, V) -> (B,)."""
-Ids = int | Tensor
-"""One id for all rows, or one for each, (B,)."""
+Tokens = int | str | Tensor | Sequence[int | str]
+"""One token for all rows, or one for each: an id, the text of one token, or ids (B,)."""
 
 
 class AtPosition(ABC):
@@ -42,37 +48,37 @@ class AtPosition(ABC):
 class TokenLogit(AtPosition):
     """The logit of a token."""
 
-    answer: Ids
+    token: Tokens
     pos: int = -1
 
     def at(self, logits: Tensor) -> Tensor:
         """(B, V) -> (B,)."""
-        return _chosen(logits, self.answer, "answer")
+        return _chosen(logits, self.token, "token")
 
 
 @dataclass(frozen=True, eq=False)
 class TokenLogProb(AtPosition):
     """The log-probability of a token, in nats."""
 
-    answer: Ids
+    token: Tokens
     pos: int = -1
 
     def at(self, logits: Tensor) -> Tensor:
         """(B, V) -> (B,)."""
-        return _chosen(log_probabilities(logits), self.answer, "answer")
+        return _chosen(log_probabilities(logits), self.token, "token")
 
 
 @dataclass(frozen=True, eq=False)
 class LogitDifference(AtPosition):
     """The logit of a token less that of another: what cannot be moved by raising all alike."""
 
-    answer: Ids
-    foil: Ids
+    token: Tokens
+    foil: Tokens
     pos: int = -1
 
     def at(self, logits: Tensor) -> Tensor:
         """(B, V) -> (B,)."""
-        return _chosen(logits, self.answer, "answer") - _chosen(logits, self.foil, "foil")
+        return _chosen(logits, self.token, "token") - _chosen(logits, self.foil, "foil")
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,15 +108,37 @@ class Loss:
         return (nats * read).sum(1) / read.sum(1)
 
 
-def _chosen(logits: Tensor, ids: Ids, what: str) -> Tensor:
-    """The ids' own column of (B, V), for each row."""
+def _chosen(logits: Tensor, tokens: Tokens, what: str) -> Tensor:
+    """The column of (B, V) that belongs to each row's token, (B,)."""
     B, V = logits.shape
-    chosen = torch.as_tensor(ids, device=logits.device)
+    chosen = torch.as_tensor(_ids(tokens, what), device=logits.device)
     if chosen.shape not in ((), (B,)):
         raise ConfigError(f"{what}: ids of shape {tuple(chosen.shape)} for {B} rows; give one, or one for each row")
     if not 0 <= int(chosen.min()) <= int(chosen.max()) < V:
         raise ConfigError(f"{what}: id {int(chosen.max())} is outside 0..{V - 1}")
     return logits.gather(1, chosen.expand(B)[:, None])[:, 0]
+
+
+def with_ids(metric: Metric, tokenizer: "Tokenizer | None") -> Metric:
+    """The metric with ids in the place of texts of tokens; any other metric as it is.
+
+    Raises ConfigError for a text without a tokenizer, DataError for one that is not a single token.
+    """
+    if not isinstance(metric, TokenLogit | TokenLogProb | LogitDifference):
+        return metric
+    names = [field.name for field in fields(metric) if field.name != "pos"]
+    ids: dict[str, Any] = {name: _ids(getattr(metric, name), name, tokenizer) for name in names}
+    return replace(metric, **ids)
+
+
+def _ids(tokens: Tokens, what: str, tokenizer: "Tokenizer | None" = None) -> int | Tensor:
+    if isinstance(tokens, str):
+        if tokenizer is None:
+            raise ConfigError(
+                f"{what}: {tokens!r} is a text, and there is no tokenizer for it; give an id, or tokenizer="
+            )
+        return single_token(tokenizer, tokens)
+    return torch.tensor([_ids(token, what, tokenizer) for token in tokens]) if isinstance(tokens, Sequence) else tokens
 
 
 def checked(value: Tensor, rows: int) -> Tensor:

@@ -78,7 +78,7 @@ def encode_prompts(clean: str, corrupt: str, tokenizer: Tokenizer) -> tuple[list
     """Two prompts as ids. DataError where one is empty or they differ in length; it shows where they part."""
     ids, others = (_prompt(tokenizer, text, where) for text, where in ((clean, "clean"), (corrupt, "corrupt")))
     if len(ids) != len(others):
-        raise DataError(_difference(tokenizer, ids, others))
+        raise DataError(difference(tokenizer, ids, others))
     return ids, others
 
 
@@ -113,7 +113,7 @@ def _prompt(tokenizer: Tokenizer, text: str, where: str) -> list[int]:
         return tokenizer.encode(text)
 
 
-def _difference(tokenizer: Tokenizer, clean: list[int], corrupt: list[int]) -> str:
+def difference(tokenizer: Tokenizer, clean: list[int], corrupt: list[int]) -> str:
     """What a message says about two prompts of unequal length, from the first token in which they differ."""
     pairs = zip(clean, corrupt, strict=False)
     at = next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(clean), len(corrupt)))

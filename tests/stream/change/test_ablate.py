@@ -40,7 +40,7 @@ def test_it_is_a_whole_pass_with_that_tap(residual, data, units, how, mask):
 def test_labels_are_in_the_order_of_the_forward_pass():
     model = build(small(d_mlp=2))
     ids, metric = tokens(model.config), TokenLogit(3)
-    assert ablation(model, ids, metric).labels[:4] == ["0_attn_out", "0_mlp_out", "1_attn_out", "1_mlp_out"]
+    assert ablation(model, ids, metric, "branch").labels[:4] == ["0_attn_out", "0_mlp_out", "1_attn_out", "1_mlp_out"]
     assert ablation(model, ids, metric, "head", layers=[-1, 0]).labels == ["L0H0", "L0H1", "L2H0", "L2H1"]
     assert ablation(model, ids, metric, "neuron", layers=[1]).labels == ["L1N0", "L1N1"]
 
@@ -72,13 +72,13 @@ def test_the_note_says_where_zeros_are_not_a_branch_dropped(residual):
     """Law 4's remark."""
     model = build(small(residual))
     ids, metric = tokens(model.config), TokenLogit(3)
-    assert (ablation(model, ids, metric).note == ANOTHER_CUT) == (
+    assert (ablation(model, ids, metric, "branch", "zero").note == ANOTHER_CUT) == (
         residual in ("post", "deepnorm", "mix", "no_skip", "no_skip_bare")
     )
-    assert not ablation(model, ids, metric, how="mean").note
-    assert not ablation(model, ids, metric, by="head").note
+    assert not ablation(model, ids, metric, "branch", "mean").note
+    assert not ablation(model, ids, metric, "head", "zero").note
     if residual == "mix":  # its last blocks are pre-norm
-        assert not ablation(model, ids, metric, layers=[2]).note
+        assert not ablation(model, ids, metric, "branch", "zero", layers=[2]).note
 
 
 def test_without_its_first_head_the_induction_model_reads_evenly():
@@ -89,7 +89,7 @@ def test_without_its_first_head_the_induction_model_reads_evenly():
     assert error(seen[0][0], even.double()) < 1e-6
 
     metric = LogitDifference(int(ids[0, 10 - 5 + 1]), int(ids[0, 9]), pos=10)  # what comes next, and what does not
-    effects = ablation(model, ids, metric, "head")
+    effects = ablation(model, ids, metric, "head", "zero")
     assert effects.baseline.item() > 0.99
     assert effects["L0H0"].item() < -0.9
     assert error(effects["L1H0"], -effects.baseline) < 1e-10  # the logits read its write alone
@@ -119,7 +119,7 @@ def test_it_tells_how_far_it_is_and_can_be_stopped(monkeypatch):
         ({"by": "neuron"}, "name blocks"),
         ({"layers": [3]}, "3 is out of range; the model has 3 blocks"),
         ({"layers": []}, "no block among them"),
-        ({"how": "resample", "reference": torch.zeros(2, 5, dtype=torch.long)}, r"\(2, 5, 12\) in the other pass"),
+        ({"how": "resample", "reference": torch.zeros(2, 5, dtype=torch.long)}, r"\(2, 5, 6\) in the other pass"),
         ({"mask": torch.ones(2, 5, dtype=torch.bool)}, r"\(2, 5\) for ids of \(2, 7\)"),
         ({"metric": lambda logits: logits.sum()}, "a number for each row"),
     ],

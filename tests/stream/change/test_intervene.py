@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused_with_both_shapes():
 def test_a_steering_vector_is_a_difference_of_means_at_the_last_positions():
     model = build(small(vocab_size=256, n_ctx=16))
     more, less = ["yes", "of course"], ["no", "never", "not at all"]
-    vector = steering_vector(model, more, less, ("resid_post", 1), Bytes())
+    vector = steering_vector(model, more, less, ("resid_post", 1), tokenizer=Bytes())
 
     def at_the_end(texts):
         ends = [record(model, torch.tensor([list(text.encode())]))["blocks.1.resid_post"][0, -1] for text in texts]

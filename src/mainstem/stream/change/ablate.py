@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,12 @@ from mainstem.model.mode import evaluating
 from mainstem.model.norms import Empty
 from mainstem.stream.change.intervene import Change, Intervention, Referred, locate, mean, resample, zero
 from mainstem.stream.change.rerun import Rerun, choose_blocks, recorded
-from mainstem.stream.ids import Ids
-from mainstem.stream.metrics import Metric
+from mainstem.stream.ids import Ids, padded
+from mainstem.stream.metrics import Metric, with_ids
 from mainstem.stream.record import Record
+
+if TYPE_CHECKING:
+    from mainstem.text.tokenizer import Tokenizer
 
 UNITS = ("branch", "head", "neuron")
 WAYS = ("zero", "mean", "resample")
@@ -67,11 +70,12 @@ def ablation(
     model: GPT,
     ids: Ids,
     metric: Metric,
-    by: str = "branch",
-    how: str = "zero",
+    by: str = "head",
+    how: str = "mean",
     reference: Record | Ids | None = None,
     *,
     mask: Tensor | None = None,
+    tokenizer: "Tokenizer | None" = None,
     layers: Sequence[int] | None = None,
     should_stop: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -82,13 +86,14 @@ def ablation(
 
     Args:
         model: any GPT.
-        ids: (B, T), or rows of any lengths.
-        metric: logits (B, T, V) -> (B,).
+        ids: (B, T); or rows of ids, or texts, of any lengths.
+        metric: logits (B, T, V) -> (B,); see `metrics`.
         by: `branch`: each write to the stream; `head`: each head's `z`; `neuron`: each of the MLPs' `post`.
         how: `zero`; `mean`, over the reference's rows and positions; `resample`, what the reference had there.
-        reference: a record, or ids. For `mean`, None is the ids themselves; for `resample`, it has their length, and as
-            many rows or one.
+        reference: a record, ids or texts. For `mean`, None is the ids themselves; for `resample`, it has their length,
+            and as many rows or one.
         mask: (B, T) bool, false at padding; also of a reference that is given as ids of that shape.
+        tokenizer: for texts, of the inputs and of the metric's tokens.
         layers: the blocks whose units are ablated; None is all, which `neuron` has too many of.
         should_stop: called between passes; it may raise.
         progress: called with the units done and their number.
@@ -109,11 +114,13 @@ def ablation(
         raise ConfigError(f"by: the blocks {chosen} have no {by} to ablate")
     points = {locate(label, model).point for _, label in targets}
     with torch.no_grad(), evaluating(model):
-        base = Rerun(model, ids, metric, mask, points)
+        rows, padding = padded(model, ids, mask, tokenizer)
+        base = Rerun(model, rows, with_ids(metric, tokenizer), padding, points)
         other = base.record if reference is None else reference
         if not isinstance(other, Record):
             alike = isinstance(other, Tensor) and mask is not None and other.shape == mask.shape
-            other = recorded(model, other, points, mask if alike else None)
+            rows, padding = padded(model, other, mask if alike else None, tokenizer)
+            other = recorded(model, rows, points, padding)
         changed: dict[str, Change | Referred] = {"zero": zero(), "mean": mean(other), "resample": resample(other)}
         changes = [(layer, Intervention(model, {label: changed[how]})) for layer, label in targets]
         ablated = base.under(changes, should_stop=should_stop, progress=progress)

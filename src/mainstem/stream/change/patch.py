@@ -7,7 +7,7 @@ al. 2020; Meng et al. 2022, section 2; Wang et al. 2022).
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,12 @@ from mainstem.stream.capture import capture
 from mainstem.stream.change.intervene import At, Intervention, Target, locate, resample
 from mainstem.stream.change.rerun import ROOM, Rerun, choose_blocks, recorded
 from mainstem.stream.ids import Ids, paired
-from mainstem.stream.metrics import Metric, checked, measured
+from mainstem.stream.metrics import Metric, checked, measured, with_ids
 from mainstem.stream.points import position
 from mainstem.stream.record import Record
+
+if TYPE_CHECKING:
+    from mainstem.text.tokenizer import Tokenizer
 
 STREAM = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 """Patched at one position of one block."""
@@ -93,19 +96,22 @@ def patch(
     metric: Metric,
     *,
     mask: Tensor | None = None,
+    tokenizer: "Tokenizer | None" = None,
 ) -> Patched:
     """The corrupted pass with the clean values at targets, all at once; `effects` is (B,).
 
     Args:
         model: any GPT.
-        clean, corrupt: ids, (B, T) both, or rows of the same lengths.
+        clean, corrupt: ids, (B, T) both; or rows of ids, or texts, row by row of as many tokens.
         targets: one or a list: a point, `At` a part of it, `L1H3`, `L1H3.q`, `L2N17`, `0_mlp_out`.
-        metric: logits (B, T, V) -> (B,).
+        metric: logits (B, T, V) -> (B,); see `metrics`.
         mask: (B, T) bool, false at padding, of both.
+        tokenizer: for texts, of the inputs and of the metric's tokens.
 
     Raises ConfigError for inputs of unequal shapes and unknown targets.
     """
-    clean, corrupt, mask = paired(model, clean, corrupt, mask)
+    clean, corrupt, mask = paired(model, clean, corrupt, mask, tokenizer)
+    metric = with_ids(metric, tokenizer)
     every = targets if isinstance(targets, list) else [targets]
     points = {locate(target, model).point for target in every}
     source = recorded(model, clean, [*points, "resid_final"], mask)
@@ -125,6 +131,7 @@ def patch_grid(
     what: str = "resid_pre",
     *,
     mask: Tensor | None = None,
+    tokenizer: "Tokenizer | None" = None,
     layers: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
     should_stop: Callable[[], None] = lambda: None,
@@ -136,11 +143,12 @@ def patch_grid(
 
     Args:
         model: any GPT.
-        clean, corrupt: ids, (B, T) both, or rows of the same lengths.
+        clean, corrupt: ids, (B, T) both; or rows of ids, or texts, row by row of as many tokens.
         metric: logits (B, T, V) -> (B,); one of a single position, as in `metrics`, has only that unembedded.
         what: `resid_pre resid_mid resid_post attn_out mlp_out`: one block at one position. `head` (its `z`),
             `q k v pattern`: one head of one block, at all positions together.
         mask: (B, T) bool, false at padding, of both.
+        tokenizer: for texts, of the inputs and of the metric's tokens.
         layers: blocks; None is all.
         positions: those of the grid; for heads, those that are patched. None is all.
         should_stop: called between chunks; it may raise.
@@ -149,7 +157,8 @@ def patch_grid(
     Raises ConfigError for inputs of unequal shapes, an unknown `what`, blocks and positions out of range, and a metric
     that does not return a number for each row.
     """
-    clean, corrupt, mask = paired(model, clean, corrupt, mask)
+    clean, corrupt, mask = paired(model, clean, corrupt, mask, tokenizer)
+    metric = with_ids(metric, tokenizer)
     chosen, at, targets = _cells(model, corrupt.shape[1], what, layers, positions)
     with torch.no_grad(), evaluating(model):
         base = Rerun(model, corrupt, metric, mask)
@@ -176,6 +185,7 @@ def attribution_patch(
     what: str = "resid_pre",
     *,
     mask: Tensor | None = None,
+    tokenizer: "Tokenizer | None" = None,
     layers: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
 ) -> Grid:
@@ -183,7 +193,8 @@ def attribution_patch(
 
     The arguments and errors are those of `patch_grid`. Nanda 2023, "Attribution Patching".
     """
-    clean, corrupt, mask = paired(model, clean, corrupt, mask)
+    clean, corrupt, mask = paired(model, clean, corrupt, mask, tokenizer)
+    metric = with_ids(metric, tokenizer)
     chosen, at, targets = _cells(model, corrupt.shape[1], what, layers, positions)
     rows = len(corrupt)
     source = recorded(model, clean, [*targets, "resid_final"], mask)

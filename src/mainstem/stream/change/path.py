@@ -6,6 +6,8 @@ stream. What they make of it is kept, and in the second pass, with nothing froze
 2022; Goldowsky-Dill et al. 2023). Norms are frozen in neither.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,10 @@ from mainstem.stream.change.intervene import At, Change, Intervention, Referred,
 from mainstem.stream.change.patch import Patched
 from mainstem.stream.change.rerun import recorded
 from mainstem.stream.ids import Ids, paired
-from mainstem.stream.metrics import Metric, measured
+from mainstem.stream.metrics import Metric, measured, with_ids
+
+if TYPE_CHECKING:
+    from mainstem.text.tokenizer import Tokenizer
 
 _SENDERS = ("embed", "attn.z", "attn_out", "mlp.post", "mlp_out")
 
@@ -33,23 +38,26 @@ def path_patch(
     *,
     freeze_mlps: bool = True,
     mask: Tensor | None = None,
+    tokenizer: "Tokenizer | None" = None,
 ) -> Patched:
     """Patch the direct path from a sender to receivers; `effects` is (B,).
 
     Args:
         model: any GPT.
-        clean, corrupt: ids, (B, T) both, or rows of the same lengths.
+        clean, corrupt: ids, (B, T) both; or rows of ids, or texts, row by row of as many tokens.
         sender: a head `L0H1`, a neuron `L0N17`, a branch `0_mlp_out`, or `embed`; or `At` some positions of one.
         receivers: one or a list: what a head reads, `L1H2.q`, `.k` or `.v`, or all three, `L1H2`; a branch, `1_mlp` or
             `1_attn`; or `final`, what `ln_f` reads. A branch that receives is known by what it then writes.
-        metric: logits (B, T, V) -> (B,).
+        metric: logits (B, T, V) -> (B,); see `metrics`.
         freeze_mlps: whether MLPs keep what they wrote; False counts paths through them as direct, as Wang et al. do.
         mask: (B, T) bool, false at padding, of both.
+        tokenizer: for texts, of the inputs and of the metric's tokens.
 
     Raises ConfigError for inputs of unequal shapes, unknown senders and receivers, and a receiver that comes before the
     sender.
     """
-    clean, corrupt, mask = paired(model, clean, corrupt, mask)
+    clean, corrupt, mask = paired(model, clean, corrupt, mask, tokenizer)
+    metric = with_ids(metric, tokenizer)
     every = [_receiver(each, model) for each in (receivers if isinstance(receivers, list) else [receivers])]
     point = _sender(sender, every, model)
     frozen = [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def steering_vector(
-    model: GPT, positive: Ids, negative: Ids, point: Target, tokenizer: "Tokenizer | None" = None
+    model: GPT, positive: Ids, negative: Ids, point: Target, *, tokenizer: "Tokenizer | None" = None
 ) -> Tensor:
     """The mean activation at the last position of the positive texts, less that of the negative ones.
 
