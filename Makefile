@@ -2,6 +2,7 @@
 PYTHON ?= python3
 TORCH ?= torch
 BIN := .venv/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadscope
 
 .PHONY: setup demo bard test test-all check clean
 
@@ -21,10 +22,10 @@ bard: setup
 	$(BIN)/python tests/runs/make_bundled_model.py runs/bard
 
 test: setup
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: setup
-	$(BIN)/python -m pytest -m 'slow or not slow' --hypothesis-profile search
+	$(PYTEST) -m 'slow or not slow' --hypothesis-profile search
 
 check: setup
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from filelock import FileLock
 
 from mainstem.config import ModelConfig
 from mainstem.generation import compiled
@@ -32,9 +33,11 @@ def lively() -> Callable[..., GPT]:
 def compiled_step(request: pytest.FixtureRequest) -> Iterator[None]:
     """The compiled step lies in the cache folder, which is pytest's own, so that it is compiled once."""
     pytest.importorskip("numba", reason="the compiled step needs numba: pip install mainstem[fast]")
+    folder = request.config.cache.mkdir("compiled")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(request.config.cache.mkdir("compiled")))
-        compiled.build()
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        with FileLock(folder / "worker.lock"):  # the other workers of pytest-xdist wait for the first
+            compiled.build()
         compiled.load.cache_clear()
         assert compiled.load("fp32") is not None
         yield
