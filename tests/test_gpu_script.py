@@ -21,6 +21,7 @@ def run(*arguments, **environment):
     return subprocess.run(command, env=everything, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @TRITON
 def test_a_dry_run_takes_every_part_and_every_check_holds():
     done = run("--dry", "--json")
@@ -39,6 +40,7 @@ def test_a_dry_run_takes_every_part_and_every_check_holds():
     assert ("transformers" in loops) == (importlib.util.find_spec("transformers") is not None)
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_is_named_and_the_others_go_on(tmp_path):
     """Here for want of Triton."""
     (tmp_path / "triton.py").write_text("raise ImportError('no triton here')", encoding="utf-8")
@@ -49,6 +51,7 @@ def test_a_part_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert done.stdout.splitlines()[-1].startswith("a part failed")
 
 
+@pytest.mark.slow
 def test_what_no_time_is_left_for_is_left_out():
     done = run("--dry", "--json", "--limit", "0", "--parts", "about", "decode")
     assert done.returncode == 1

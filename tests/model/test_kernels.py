@@ -44,6 +44,7 @@ def test_the_laws_hold_on_the_device(tmp_path):
     run("kernel_laws.py", tmp_path)
 
 
+@pytest.mark.slow
 @TRITON
 def test_triton_builds_them_for_devices(tmp_path):
     run("kernel_builds.py", tmp_path)

@@ -61,12 +61,15 @@ def whole(small, tmp_path_factory):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_stopped_anywhere_and_resumed_is_uninterrupted(small, whole, tmp_path, optimizer):
-    """Law 9: at every moment that the flag is read, in steps, evaluations, at an epoch's end and at the last step."""
+    """Law 9: at every moment that the flag is read, in steps, evaluations, at an epoch's end and at the last step.
+
+    With Muon, whose steps take longer, at every fourth.
+    """
     changes = {"model": {"dropout": 0.1}, "vitals_every": 3, "optimizer": optimizer}
     counted = StopAt(None)
     finish(training(tmp_path / "counted", small, should_stop=counted, **changes))
     assert counted.calls > 12 + 3
-    for call in range(counted.calls):
+    for call in range(0, counted.calls, 1 if optimizer == "adamw" else 4):
         path = tmp_path / f"{call}"
         assert stopped(path, small, call, **changes)
         assert run_to_end(path, small, **changes) == whole[optimizer], f"stopped at call {call}"
