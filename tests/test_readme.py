@@ -55,7 +55,7 @@ def test_commands_parse(page, monkeypatch, tmp_path):
 def test_the_tour_asks_every_question(page):
     asked = {tuple(words[:2]) for words in commands(page)}
     for verb in ("inspect", "circuits", "export", "import"):
-        questions = importlib.import_module(f"mainstem.cli.{verb}").QUESTIONS
+        questions = importlib.import_module(f"mainstem.cli.{verb}").SUBCOMMANDS
         assert {(verb, question) for question in questions} <= asked
 
 

@@ -42,9 +42,9 @@ def test_the_page():
 
 
 def test_every_benchmark_but_itself_is_run():
-    from mainstem.cli.bench import QUESTIONS
+    from mainstem.cli.bench import SUBCOMMANDS
 
-    assert {words[0] for words in commands("text", None)} == set(QUESTIONS) - {"results"}
+    assert {words[0] for words in commands("text", None)} == set(SUBCOMMANDS) - {"results"}
     assert ("decode", "--run", "runs/demo") in commands("text", "runs/demo")
 
 

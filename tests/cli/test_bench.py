@@ -91,7 +91,7 @@ def test_decoding_for_a_person(mainstem, decoded):
 
 def test_its_help_lists_the_questions(mainstem):
     said = mainstem("bench", "--help").out
-    for name, about in bench.QUESTIONS.items():
+    for name, about in bench.SUBCOMMANDS.items():
         assert name in said
         assert about in said
     assert "--grid-tokens" in mainstem("bench", "inspect", "--help").out

@@ -170,7 +170,7 @@ def test_settings_that_are_no_json_are_named(mainstem, small_run):
 def test_a_second_writer_is_refused(mainstem, small_run):
     shutil.copytree(small_run, "run")
     with RunFolder("run").locked():
-        check(mainstem("train", "run"), 2, "is writing to this run", "--out")
+        check(mainstem("train", "run"), 2, "is writing to this run", "choose another folder")
 
 
 def test_a_rate_that_is_absurd_ends_the_run(mainstem, shape):

@@ -71,8 +71,8 @@ def test_a_prompt_longer_than_the_context_says_so(say, small_run):
     ("line", "said"),
     [
         ("--temperature -1", "temperature: -1.0"),
-        ("--top-p 2", "top_p: 2.0"),
-        ("--top-k -3", "top_k: -3"),
+        ("--top-p 2", "--top-p: 2.0"),
+        ("--top-k -3", "--top-k: -3"),
         ("--n 0", "n: 0 is not possible"),
         ("--seed -1", "seed: -1 is not possible"),
         ("--lookup -1", "lookup: -1 is not possible"),

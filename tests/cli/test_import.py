@@ -123,7 +123,7 @@ def test_mingpt_needs_its_heads(mainstem, tmp_path):
 def test_a_form_of_two_programs_needs_its_activation(mainstem, tmp_path):
     torch.save(karpathy.early_nanogpt().state_dict(), "ckpt.pt")
     line = ["ckpt.pt", "--out", "run", TRUST, "--n-head", H]
-    refused(mainstem, *line, said="give one with --activation")
+    refused(mainstem, *line, said="give --activation")
     result = mainstem("import", "nanogpt", *line, "--activation", "gelu_tanh", "--json")
     assert result.json["config"]["activation"] == "gelu_tanh"
 

@@ -62,20 +62,20 @@ def test_what_is_saved_need_not_be_typed(mainstem, small_run, line):
     run = shutil.copytree(small_run, "run")
     again = mainstem("train", run, *line.split(), "--json")
     assert again.code == 0
-    assert "this run has done its 12 steps; --extend --steps N trains it to step N" in notes(again)
+    assert "this run has done its 12 steps; --extend with more --steps trains it on" in notes(again)
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--lr 0.5", "lr: saved 0.003, typed 0.5"),
-        ("--seed 3", "seed: saved 1, typed 3"),
-        ("--model.n-layer 3", "model.n_layer: saved 2, typed 3"),
-        ("--preset mini", "preset: saved 'tiny', typed 'mini'"),
-        ("--newlines lf", "newlines: saved 'keep', typed 'lf'"),
-        ("--lr 0.5 --seed 3", "lr: saved 0.003, typed 0.5; seed: saved 1, typed 3"),
-        ("--steps 20", "the run was started for 12, and 20 were typed; add --extend"),
-        ("--steps 20 --extend --lr 0.5", "lr: saved 0.003, typed 0.5"),
+        ("--lr 0.5", "lr: saved 0.003, asked for 0.5"),
+        ("--seed 3", "seed: saved 1, asked for 3"),
+        ("--model.n-layer 3", "model.n_layer: saved 2, asked for 3"),
+        ("--preset mini", "preset: saved 'tiny', asked for 'mini'"),
+        ("--newlines lf", "newlines: saved 'keep', asked for 'lf'"),
+        ("--lr 0.5 --seed 3", "lr: saved 0.003, asked for 0.5; seed: saved 1, asked for 3"),
+        ("--steps 20", "the run was started for 12, and 20 were asked for; add --extend"),
+        ("--steps 20 --extend --lr 0.5", "lr: saved 0.003, asked for 0.5"),
     ],
 )
 def test_a_run_cannot_change_as_it_goes_on(mainstem, small_run, line, said):

@@ -128,12 +128,12 @@ def test_unsaid_heads_are_asked_for(tmp_path, beside):
     file = saved(tmp_path, karpathy.mingpt().state_dict())
     if beside is not None:
         (tmp_path / "config.json").write_text(beside)
-    refused(file, "give --n-head")
+    refused(file, "give `n_head`")
 
 
 def test_heads_that_do_not_fit_are_refused(tmp_path):
     refused(saved(tmp_path, karpathy.mingpt().state_dict()), "5 heads do not divide", kind=ConfigError, n_head=5)
-    refused(saved(tmp_path, checkpoint(karpathy.nanogpt())), "n_head 3, and --n-head is 4", n_head=4)
+    refused(saved(tmp_path, checkpoint(karpathy.nanogpt())), "n_head 3, and `n_head` is 4", n_head=4)
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module._orig_mod."])
@@ -165,7 +165,7 @@ def test_a_form_of_several_programs_is_refused_until_its_activation_is_given(tmp
     reference = make()
     bias = "transformer.ln_f.bias" in reference.state_dict()
     file = saved(tmp_path, checkpoint(reference, bias=bias) if of_args else reference.state_dict())
-    refused(file, "give one with --activation", n_head=H)
+    refused(file, "give `activation`", n_head=H)
     activation = "gelu_tanh" if reference.transformer["h"][0].activation is karpathy.tanh_gelu else "gelu"
     same(read(file, n_head=H, activation=activation), reference)
 
@@ -334,7 +334,7 @@ def test_a_hostile_pickle_is_never_run(tmp_path, place, protocol):
         file.write_bytes(pickle.dumps(canary, protocol))
     else:
         torch.save(contents[place], file, pickle_protocol=protocol)
-    with pytest.raises(RunError, match=r"which can run any code when it is opened; .* --trust-pickle"):
+    with pytest.raises(RunError, match=r"which can run any code when it is opened; .* `trust_pickle`"):
         nanogpt.read(file)
     refused(file)
     assert not canary.path.exists()

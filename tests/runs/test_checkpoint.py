@@ -246,7 +246,7 @@ def test_a_damaged_checkpoint_is_not_opened(copied, file, harm):
 def test_weights_alone_cannot_be_resumed(tmp_path):
     """The message names the flag that starts from them."""
     model = GPT(small())
-    with pytest.raises(RunError, match=rf"no optimizer, so it cannot be resumed; .*--init-from \S+{NAME}$"):
+    with pytest.raises(RunError, match=rf"no optimizer, so it cannot be resumed; .*`init_from` \S+{NAME}$"):
         checkpoint.resume(saved(tmp_path, model), model)
 
 

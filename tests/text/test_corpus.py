@@ -67,11 +67,11 @@ def test_what_was_met_is_counted(tmp_path):
 @pytest.mark.parametrize(
     ("content", "encoding", "said"),
     [
-        (b"abc\xff", "utf-8", r"a\.txt: byte 3 \(0xff\) is not utf-8 .*--encoding cp949.*utf-16"),
+        (b"abc\xff", "utf-8", r"a\.txt: byte 3 \(0xff\) is not utf-8 .*`encoding` cp949.*utf-16"),
         ("가나".encode("cp949"), "utf-8", r"byte 0 "),
         (b"x" * 3_000_000 + b"\xea\xb0", "utf-8", r"byte 3000000 \(0xea\)"),
-        (b"a" * 2_000_001 + b"\xff\xff", "cp949", r"byte 2000001 \(0xff\) is not cp949 .*--encoding utf-8"),
-        (b"a\0b\0", "utf-16", "--encoding utf-16-le"),
+        (b"a" * 2_000_001 + b"\xff\xff", "cp949", r"byte 2000001 \(0xff\) is not cp949 .*`encoding` utf-8"),
+        (b"a\0b\0", "utf-16", "`encoding` utf-16-le"),
         (b"\xff\xfea", "utf-16", "byte 2 "),
     ],
 )

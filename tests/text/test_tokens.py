@@ -130,7 +130,7 @@ def test_a_short_text_says_how_far_its_vocabulary_reached(tmp_path):
     reached = made.tokenizer.vocab_size
     assert made.notes() == [
         f"the vocabulary reached {reached} of the 4,000 asked for",
-        "2 CRLF and 2 lone CR line ends were kept (--newlines lf makes them LF)",
+        "2 CRLF and 2 lone CR line ends were kept (`newlines` lf makes them LF)",
     ]
 
 
@@ -296,7 +296,7 @@ def test_offsets_differ_between_epochs():
 
 
 def test_too_few_tokens_are_counted():
-    with pytest.raises(DataError, match=r"text\.bin: 20 tokens.* 33 .*--model\.n-ctx"):
+    with pytest.raises(DataError, match=r"text\.bin: 20 tokens.* 33 .*`n_ctx`"):
         Windows(np.zeros(20, np.uint16), 32, 0, 5, "text.bin")
     assert Windows(np.zeros(33, np.uint16), 32, 0, 5).per_epoch == 1
 

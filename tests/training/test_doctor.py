@@ -45,9 +45,9 @@ def test_a_fresh_preset_fits_where_there_is_room(name, roomy, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "train_tokens", "ill", "said"),
     [
-        ({"lr": 1.0}, None, "rate", r"lr 1 at width 64; .* lower --lr"),
-        ({"warmup": 400}, None, "warmup", "over 400 of 400 steps; lower --warmup"),
-        ({"optimizer": "muon", "muon_lr": 0.5}, None, "rate", r"muon_lr 0\.5; .* lower --muon-lr"),
+        ({"lr": 1.0}, None, "rate", r"lr 1 at width 64; .* lower `lr`"),
+        ({"warmup": 400}, None, "warmup", "over 400 of 400 steps; lower `warmup`"),
+        ({"optimizer": "muon", "muon_lr": 0.5}, None, "rate", r"muon_lr 0\.5; .* lower `muon_lr`"),
         ({}, 1000, "epochs", r"204\.8 passes over 1,000 training tokens; expect over-fitting"),
     ],
 )
@@ -67,7 +67,7 @@ def test_memory_and_disk_are_weighed(roomy, tmp_path):
     ill, texts = by_name(doctor.before(MODEL, TRAIN, tmp_path / "not" / "there", None))
     assert ill == {"disk"}
     assert str(tmp_path) in texts["disk"]
-    assert "lower --keep, or choose another disk with --out" in texts["disk"]
+    assert "lower `keep`, or choose another disk" in texts["disk"]
 
 
 def test_this_machine_tells_its_memory():

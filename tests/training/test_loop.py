@@ -284,16 +284,16 @@ def test_a_finished_run_says_so_and_changes_nothing(copied, small):
     run = copied()
     before = end(run)
     events = finish(training(run.path, small, keep=3, eval_every=4, vitals_every=4))
-    assert "has done its 12 steps; --extend --steps N trains it to step N" in notices(events)
+    assert "has done its 12 steps; `extend` with more `steps` trains it on" in notices(events)
     assert not any(isinstance(event, Step | Saved | Evaluated) for event in events)
     assert end(run) == before
 
 
 def test_a_longer_run_goes_on(copied, small):
     run = copied()
-    with pytest.raises(RunError, match="started for 12, and 14 were typed; add --extend"):
+    with pytest.raises(RunError, match="started for 12, and 14 were asked for; add `extend`"):
         finish(training(run.path, small, steps=14))
-    with pytest.raises(RunError, match="12 steps are done, more than --steps 5"):
+    with pytest.raises(RunError, match="12 steps are done, more than the 5 asked for"):
         finish(training(run.path, small, steps=5, extend=True))
     events = finish(training(run.path, small, steps=14, extend=True))
     assert [event.step for event in events if isinstance(event, Step)] == [13, 14]
@@ -304,7 +304,7 @@ def test_a_longer_run_goes_on(copied, small):
 @pytest.mark.parametrize("changes", [{"batch_size": 4}, {"lr": 1.0}, {"seed": 9}, {"model": {"dropout": 0.5}}])
 def test_a_run_cannot_change_as_it_goes_on(copied, small, changes):
     """Whoever resumes it: another batch size would change what every later step reads."""
-    with pytest.raises(RunError, match=r"cannot change as it goes on \(.*: saved .*, typed "):
+    with pytest.raises(RunError, match=r"cannot change as it goes on \(.*: saved .*, asked for "):
         finish(training(copied().path, small, **changes))
 
 
@@ -331,7 +331,9 @@ def test_a_second_writer_is_refused(small, tmp_path):
 def test_a_disk_that_is_too_small_is_refused_at_the_start(small, tmp_path, monkeypatch):
     """With both numbers, before anything is trained."""
     monkeypatch.setattr(loop.shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
-    with pytest.raises(TrainingFailed, match=r"two checkpoints need \d+ MB and 0 MB are free; .*--out") as raised:
+    with pytest.raises(
+        TrainingFailed, match=r"two checkpoints need \d+ MB and 0 MB are free; .*another disk"
+    ) as raised:
         finish(training(tmp_path / "run", small))
     assert raised.value.exit_code == 1
     assert not RunFolder(tmp_path / "run").metrics.exists()
@@ -366,7 +368,7 @@ def test_weights_alone_are_not_resumed(small, tmp_path):
     shutil.copy(tmp_path / "other/run.json", run.run_json)
     settings = run.settings()
     run.write_settings({**settings, "train": {**settings["train"], "steps": 12}})
-    with pytest.raises(RunError, match=r"no optimizer.*--init-from"):
+    with pytest.raises(RunError, match=r"no optimizer.*`init_from`"):
         finish(training(run.path, small))
 
 
@@ -422,7 +424,7 @@ def test_tokens_of_another_tokenizer_are_refused(small, tmp_path):
 
 
 def test_a_text_shorter_than_a_window_is_refused_with_both_numbers(data, tmp_path):
-    with pytest.raises(DataError, match=r"16 tokens, and one window needs 17 .*--model\.n-ctx"):
+    with pytest.raises(DataError, match=r"16 tokens, and one window needs 17 .*`n_ctx`"):
         training(tmp_path / "run", cut(data, train=16))
 
 
@@ -482,7 +484,7 @@ def test_the_gradient_is_clipped(small, tmp_path, monkeypatch):
 
 def test_a_run_that_goes_bad_stops_before_the_step(small, tmp_path):
     """It names the step and the layer, keeps the last checkpoint finite, and leaves a row."""
-    said = r"step \d+ is not finite .*first at \S+; .*lower --lr \(it is 1e\+09\)"
+    said = r"step \d+ is not finite .*first at \S+; .*lower `lr` \(it is 1e\+09\)"
     with pytest.raises(TrainingFailed, match=said) as e:
         finish(training(tmp_path / "run", small, lr=1e9, warmup=0, save_every=1, model={"residual": "none"}))
     assert e.value.exit_code == 1

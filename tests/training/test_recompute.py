@@ -139,18 +139,18 @@ def test_it_may_fit_where_the_whole_does_not(lines, tmp_path, monkeypatch):
     """And the refusal says so, until it has been tried."""
     free = sum(estimates(lines)) / 2 / 1.5
     monkeypatch.setattr(loop, "free_memory", lambda: free)
-    with pytest.raises(ConfigError, match=r"GB are free; add --recompute, or lower --micro-batch"):
+    with pytest.raises(ConfigError, match=r"GB are free; set `recompute`, or lower `micro_batch`"):
         training(tmp_path, lines, model=DEEP)
     assert training(tmp_path, lines, model=DEEP, recompute=True).model.recompute
     free /= 2
-    with pytest.raises(ConfigError, match=r"GB are free; lower --micro-batch"):
+    with pytest.raises(ConfigError, match=r"GB are free; lower `micro_batch`"):
         training(tmp_path, lines, model=DEEP, recompute=True)
 
 
 def test_the_doctor_knows_of_it(lines, tmp_path, monkeypatch):
     made, free = training(tmp_path, lines, model=DEEP), sum(estimates(lines)) / 2 / 0.9
     monkeypatch.setattr(doctor, "free_memory", lambda: free)
-    for choice, said in ((False, "GB free; add --recompute, or lower --micro-batch"), (True, "GB free")):
+    for choice, said in ((False, "GB free; set `recompute`, or lower `micro_batch`"), (True, "GB free")):
         (found, *_) = doctor.before(made.model_config, made.config.replace(recompute=choice), tmp_path, None)
         assert found.ok == choice
         assert found.text.endswith(said)
@@ -164,7 +164,7 @@ def test_where_dropout_cannot_be_drawn_again_it_is_refused(lines, tmp_path, monk
     if not refused:
         assert training(tmp_path, lines, model=model, recompute=True).model.recompute
         return
-    with pytest.raises(ConfigError, match=r"recompute: on cpu dropout .* leave out --recompute, or set"):
+    with pytest.raises(ConfigError, match=r"recompute: on cpu dropout .* leave out `recompute`, or set"):
         training(tmp_path, lines, model=model, recompute=True)
     assert not replace(Device.choose("cpu"), device=torch.device("mps")).replays_dropout
 

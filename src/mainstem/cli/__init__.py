@@ -71,12 +71,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb = argv[0]
         if verb not in VERBS:
             raise UserError(f"unknown verb {verb!r}; {nearest(verb, VERBS)}; mainstem --help lists them")
+        from mainstem.cli.parts import flags
+
+        flags.remember(None)
         module = importlib.import_module(f"mainstem.cli.{verb.replace('-', '_')}")
         module.main(argv[1:])
         sys.stdout.flush()
         return 0
     except UserError as error:
-        return _failed(argv, str(error), error.exit_code, error.facts)
+        from mainstem.cli.parts.flags import message
+
+        field = {} if error.field is None else {"field": error.field}
+        return _failed(argv, message(error), error.exit_code, {**error.facts, **field})
     except KeyboardInterrupt:
         return _failed(argv, "interrupted", 130)
     except BrokenPipeError:  # the reader of our output left, as `head` does
@@ -88,7 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:  # torch has no MemoryError of its own
         if isinstance(error, RuntimeError) and not _OUT_OF_MEMORY.search(str(error)):
             raise
-        return _failed(argv, "out of memory; lower --micro-batch, --model.n-ctx or the model's size", 1)
+        from mainstem.cli.parts.flags import out_of_memory
+
+        return _failed(argv, out_of_memory(), 1)
 
 
 def _failed(argv: list[str], message: str, code: int, facts: Mapping[str, object] = MappingProxyType({})) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mainstem.cli.parts.arguments import Flat, Positional, TextOptions, parse
 from mainstem.cli.parts.dataset import prepare
+from mainstem.cli.parts.flags import spelled
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.errors import DataError
@@ -49,7 +50,8 @@ def main(argv: Sequence[str]) -> None:
             check=check,
         )
     met = prepared.passport["counts"]
-    for text in prepared.notes():
+    notes = [spelled(text) for text in prepared.notes()]
+    for text in notes:
         screen.note(text)
     screen.say(
         f"{out}: {met['documents']:,} documents, {met['bytes']:,} bytes, {met['tokens']:,} tokens; "
@@ -57,4 +59,4 @@ def main(argv: Sequence[str]) -> None:
         f"{len(prepared.train):,} to train on, {len(prepared.val):,} held out"
     )
     screen.say(f"next  mainstem train --data {out}")
-    screen.result({"out": str(out), "notes": prepared.notes(), **prepared.passport})
+    screen.result({"out": str(out), "notes": notes, **prepared.passport})

@@ -1,12 +1,15 @@
 """`mainstem doctor RUN|PRESET`: before step 0, whether it can work; after a failure, what went wrong."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mainstem import counts
 from mainstem.cli.parts.arguments import Positional, parse
+from mainstem.cli.parts.flags import spelled
 from mainstem.cli.parts.screen import Screen
+from mainstem.cli.train import Train
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import UserError, nearest
 from mainstem.formats.run import is_run
@@ -64,6 +67,7 @@ def main(argv: Sequence[str]) -> None:
         findings = _opened(command.target, screen)
     else:
         raise UserError(f"{command.target}: neither a preset nor a RUN; {nearest(command.target, PRESETS)}")
+    findings = [dataclasses.replace(f, text=spelled(f.text, Train)) for f in findings]  # it speaks of training
     screen.table(["", "what", "found"], [["ok" if f.ok else "!!", f.name, f.text] for f in findings])
     well = all(finding.ok for finding in findings)
     screen.result({"target": command.target, "ok": well, "findings": [vars(finding) for finding in findings]})

@@ -13,6 +13,7 @@ from typing import Any
 from mainstem import counts
 from mainstem.cli.parts.arguments import Flat, Positional, TextOptions, parse
 from mainstem.cli.parts.dataset import given_tokenizer, prepare
+from mainstem.cli.parts.flags import spelled
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
 from mainstem.config import AUTO, DROPOUTS, ModelConfig, TrainConfig
@@ -195,7 +196,7 @@ def _run(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], 
     notes: list[str] = []
 
     def note(text: str) -> None:
-        notes.append(text)
+        notes.append(spelled(text))
         screen.note(text)
 
     if command.extend and folder.exists():

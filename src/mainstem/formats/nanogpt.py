@@ -83,9 +83,7 @@ def read(file: Path, *, trust_pickle: bool = False, n_head: int | None = None, a
     bias = said.get("bias", args is not None or "transformer.ln_f.bias" in tensors)
     activation = activation or ("gelu" if of_2020 else _activation(args, tied, masked, bias))
     if activation is None:
-        raise RunError(
-            f"{file}: its form does not say whether the MLPs compute gelu or gelu_tanh; give one with --activation"
-        )
+        raise RunError(f"{file}: its form does not say whether the MLPs compute gelu or gelu_tanh; give `activation`")
     try:
         config = ModelConfig(
             vocab_size=shapes["vocab_size"],
@@ -125,7 +123,7 @@ def _require_trust(file: Path, trust_pickle: bool) -> None:
     if not trust_pickle:
         raise RunError(
             f"{file}: a pickle, which can run any code when it is opened; if you trust who made it, add "
-            "--trust-pickle, and it is read as data alone"
+            "`trust_pickle`, and it is read as data alone"
         )
 
 
@@ -230,14 +228,14 @@ def _drop_masks(tensors: dict[str, Tensor], n_ctx: int, file: Path) -> bool:
 def _heads(said: Any, given: int | None, file: Path) -> Any:
     """The number of heads: of model_args, else the caller's, else of minGPT's config.json beside the file."""
     if said is not None and given not in (None, said):
-        raise RunError(f"{file}: model_args has n_head {said!r}, and --n-head is {given}; leave it out")
+        raise RunError(f"{file}: model_args has n_head {said!r}, and `n_head` is {given}; leave it out")
     found = given if said is None else said
     if found is None and (beside := file.with_name("config.json")).is_file():
         content = read_json(beside)
         model = content.get("model") if isinstance(content, dict) else None
         found = model.get("n_head") or _HEADS.get(str(model.get("model_type"))) if isinstance(model, dict) else None
     if found is None:
-        raise RunError(f"{file}: nothing in it says into how many heads the width is split; give --n-head")
+        raise RunError(f"{file}: nothing in it says into how many heads the width is split; give `n_head`")
     return found
 
 

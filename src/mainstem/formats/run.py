@@ -94,8 +94,10 @@ def prepared(run: Path | str, data: Path | str | None, tokenizer: Tokenizer) -> 
     """The prepared folder `data`, or a run's own wherever it stands. Raises DataError for another tokenizer's."""
     path = Path(data) if data is not None else folder.RunFolder(run).prepared()
     if path is None:
-        raise DataError(f"{run}: no token files are here; give a folder that `mainstem data` made, as --data FOLDER")
+        raise DataError(f"{run}: no token files are here; give a folder that `mainstem data` made, as `data`")
     found = tokens.load(path)
     if found.tokenizer.hash != tokenizer.hash:
-        raise DataError(f"{found.path}: its tokenizer is not the run's; prepare it with --tokenizer {run}")
+        raise DataError(
+            f"{found.path}: its tokenizer is not the run's; prepare the text again with the tokenizer of {run}"
+        )
     return found

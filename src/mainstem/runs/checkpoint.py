@@ -48,7 +48,7 @@ def save(
     tensors = quantized.tensors(model)
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
-            raise TrainingFailed(f"{final}: {name} is not finite, so nothing was saved; lower --lr")
+            raise TrainingFailed(f"{final}: {name} is not finite, so nothing was saved; lower `lr`")
     with atomic.new_folder(final) as temporary:
         write_tensors(temporary / MODEL, tensors)
         if optimizer is not None:
@@ -168,7 +168,7 @@ def resume(checkpoint: Path, model: GPT) -> tuple[dict[str, Any], dict[str, Tens
     if not (checkpoint / OPTIM).is_file():
         raise RunError(
             f"{checkpoint}: it has weights and no optimizer, so it cannot be resumed; "
-            f"start a new run from it with --init-from {checkpoint}"
+            f"start a new run from it with `init_from` {checkpoint}"
         )
     state = atomic.read_json(checkpoint / STATE)
     if not isinstance(state, dict) or state.get("step") != folder.step_of(checkpoint):

@@ -87,7 +87,7 @@ class RunFolder:
         if weights and not self.exists():
             raise RunError(
                 f"{self.path}: a model's folder, in which nothing is trained; start a run in a new folder with "
-                f"--init-from {self.path}"
+                f"`init_from` {self.path}"
             )
         if self.found() and not self.exists():
             raise RunError(f"{self.path}: checkpoints and no run.json; restore that, or choose another folder")
@@ -98,7 +98,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"{self.path}: cannot be made ({error.strerror}); choose another with --out") from None
+            raise RunError(f"{self.path}: cannot be made ({error.strerror}); choose another folder") from None
         lock = self.path / "lock"
         unlocked = not lock.exists()
         with open(lock, "a+", encoding="utf-8") as file:
@@ -106,7 +106,7 @@ class RunFolder:
                 file.seek(0)
                 raise RunError(
                     f"{self.path}: process {file.read().strip() or '?'} is writing to this run; wait for it, stop it, "
-                    "or choose another folder with --out"
+                    "or choose another folder"
                 )
             file.truncate(0)
             file.write(str(os.getpid()))
@@ -237,11 +237,11 @@ def refuse_changes(run: Path, saved: dict[str, Any], now: dict[str, Any], extend
         changed.remove("steps")
     if changed == ["steps"]:
         raise RunError(
-            f"{run}: steps: the run was started for {saved['steps']:,}, and {now['steps']:,} were typed; "
-            "add --extend to go on to that step, with the schedule stretched to it"
+            f"{run}: steps: the run was started for {saved['steps']:,}, and {now['steps']:,} were asked for; "
+            "add `extend` to go on to that step, with the schedule stretched to it"
         )
     if changed:
-        pairs = "; ".join(f"{name}: saved {saved[name]!r}, typed {now[name]!r}" for name in changed)
+        pairs = "; ".join(f"{name}: saved {saved[name]!r}, asked for {now[name]!r}" for name in changed)
         raise RunError(f"{run}: a run cannot change as it goes on ({pairs}); choose another folder")
 
 

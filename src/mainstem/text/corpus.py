@@ -169,7 +169,7 @@ class Source:
                 raise DataError(f"{where}: not JSON ({error}); a .jsonl file holds one object a line") from None
             if not isinstance(record, dict) or self.text_field not in record:
                 found = f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else "it is no object"
-                raise DataError(f"{where}: no field {self.text_field!r} ({found}); name it with --text-field")
+                raise DataError(f"{where}: no field {self.text_field!r} ({found}); name it with `text_field`")
             value = record[self.text_field]
             if not isinstance(value, str):
                 raise DataError(f"{where}: field {self.text_field!r} is {type(value).__name__}, not a string")
@@ -194,10 +194,10 @@ class Source:
                 raise DataError(
                     f"{path}: byte {offset - len(error.object) + error.start} "
                     f"(0x{error.object[error.start]:02x}) is not {encoding} ({error.reason}); "
-                    + ("try --encoding cp949 (Korean) or utf-16" if codec == "utf-8" else "try --encoding utf-8")
+                    + ("try `encoding` cp949 (Korean) or utf-16" if codec == "utf-8" else "try `encoding` utf-8")
                 ) from None
             except UnicodeError as error:  # UTF-16 without a mark
-                raise DataError(f"{path}: {error}; try --encoding {encoding}-le, or utf-8") from None
+                raise DataError(f"{path}: {error}; try `encoding` {encoding}-le, or utf-8") from None
             if at_start and text:
                 at_start = False
                 if text[0] == "\ufeff":

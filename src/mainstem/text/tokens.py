@@ -62,7 +62,7 @@ class Prepared:
             (
                 counts["crlf"] or counts["lone_cr"],
                 f"{counts['crlf']:,} CRLF and {counts['lone_cr']:,} lone CR line ends were "
-                + ("made into LF" if self.passport["newlines"] == "lf" else "kept (--newlines lf makes them LF)"),
+                + ("made into LF" if self.passport["newlines"] == "lf" else "kept (`newlines` lf makes them LF)"),
             ),
             (
                 counts["unknown"],
@@ -113,7 +113,7 @@ def prepare(
     except RunError:  # it names the folder and the fix itself
         raise
     except OSError as error:
-        raise DataError(f"{out}: cannot be written ({error.strerror or error}); choose another --out") from None
+        raise DataError(f"{out}: cannot be written ({error.strerror or error}); choose another folder") from None
     return load(out)
 
 
@@ -208,7 +208,7 @@ def _refuse_short(tokens: np.ndarray, n_ctx: int, name: str) -> None:
     if len(tokens) < n_ctx + 1:
         raise DataError(
             f"{name}: {len(tokens):,} tokens, and one window needs {n_ctx + 1:,} (n_ctx + 1); "
-            f"give more text, or a smaller --model.n-ctx"
+            f"give more text, or a smaller `n_ctx`"
         )
 
 
@@ -232,7 +232,7 @@ def _already_made(out: Path, request: dict[str, Any]) -> Prepared | None:
         return None
     names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
     if foreign := sorted(names - {PASSPORT, TOKENIZER, TOKENS, VALIDATION, MANIFEST}):
-        raise DataError(f"{out}: holds {', '.join(foreign[:3])}, which is not ours to replace; choose another --out")
+        raise DataError(f"{out}: holds {', '.join(foreign[:3])}, which is not ours to replace; choose another folder")
     try:
         prepared = load(out, verify=True)
     except DataError:

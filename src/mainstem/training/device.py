@@ -27,7 +27,7 @@ class Device:
             raise ConfigError(f"device: {name!r} is not a device; choose auto, cpu, cuda, cuda:1 or mps") from None
         count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(has_mps)}.get(device.type, 0)
         if (device.index or 0) >= count:
-            raise ConfigError(f"device: {name!r} is not on this machine (it has {count} of them); try --device cpu")
+            raise ConfigError(f"device: {name!r} is not on this machine (it has {count} of them); try cpu")
         bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return cls(device, torch.bfloat16 if bf16 else None)
 

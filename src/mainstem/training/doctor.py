@@ -45,7 +45,7 @@ def before(model: ModelConfig, train: TrainConfig, folder: Path, train_tokens: i
     found.append(_finding("work", True, f"{flops * total:.2e} floating-point operations"))
     found.append(_rate(model, train))
     text = f"the rate rises over {train.warmup:,} of {train.steps:,} steps"
-    found.append(_finding("warmup", train.warmup < train.steps, text, "lower --warmup"))
+    found.append(_finding("warmup", train.warmup < train.steps, text, "lower `warmup`"))
     return found
 
 
@@ -57,10 +57,10 @@ def _rate(model: ModelConfig, train: TrainConfig) -> Finding:
     """Against two rules of thumb: AdamW's rate falls as 1/sqrt(width); Muon's does not depend on the width."""
     if train.optimizer == "muon":
         text = f"muon_lr {train.muon_lr:g}; 0.02 to 0.05 is usual"
-        return _finding("rate", train.muon_lr <= 0.1, text, "lower --muon-lr")
+        return _finding("rate", train.muon_lr <= 0.1, text, "lower `muon_lr`")
     usual = 6e-3 * (128 / model.d_model) ** 0.5
     text = f"lr {train.lr:g} at width {model.d_model}; up to {usual:.1e} is usual"
-    return _finding("rate", train.lr <= 2 * usual, text, "lower --lr")
+    return _finding("rate", train.lr <= 2 * usual, text, "lower `lr`")
 
 
 def _memory(need: int, train: TrainConfig) -> Finding:
@@ -68,7 +68,7 @@ def _memory(need: int, train: TrainConfig) -> Finding:
     if free is None:
         return _finding("memory", True, f"about {need / 1e9:.2f} GB; this system does not tell what is free")
     text = f"about {need / 1e9:.2f} GB of {free / 1e9:.1f} GB free"
-    advice = "lower --micro-batch" if train.recompute else "add --recompute, or lower --micro-batch"
+    advice = "lower `micro_batch`" if train.recompute else "set `recompute`, or lower `micro_batch`"
     return _finding("memory", need < 0.9 * free, text, advice)
 
 
@@ -76,7 +76,7 @@ def _disk(need: int, folder: Path) -> Finding:
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(place).free
     text = f"checkpoints take {need / 1e9:.2f} GB of {free / 1e9:.1f} GB free at {place}"
-    return _finding("disk", need < free, text, "lower --keep, or choose another disk with --out")
+    return _finding("disk", need < free, text, "lower `keep`, or choose another disk")
 
 
 def after(run: RunFolder) -> list[Finding]:
@@ -88,7 +88,7 @@ def after(run: RunFolder) -> list[Finding]:
         found += _progress(steps, run.settings()["train"]["steps"])
     for row in failures:
         text = f"step {row['step']:,} was not finite, first at {row['where']}, at lr {row['lr']:g}"
-        found.append(_finding("failure", False, text, "lower --lr or lengthen --warmup, in a new folder"))
+        found.append(_finding("failure", False, text, "lower `lr` or lengthen `warmup`, in a new folder"))
     if len(evaluations) > 1:
         best, last = min(evaluations, key=lambda row: row["loss"]), evaluations[-1]
         text = f"loss {last['loss']:.4f} at step {last['step']:,}, best {best['loss']:.4f} at {best['step']:,}"
@@ -114,7 +114,7 @@ def _progress(steps: list[dict[str, Any]], planned: int) -> list[Finding]:
     spikes = f"gradient norm up to {largest:.3g}, median {middle:.3g}, over the last {len(norms)} steps"
     return [
         _finding("progress", True, text),
-        _finding("spikes", largest <= 10 * middle, spikes, "lower --lr or --clip"),
+        _finding("spikes", largest <= 10 * middle, spikes, "lower `lr` or `clip`"),
     ]
 
 

@@ -117,7 +117,7 @@ class Training:
             yield Notice("no checkpoint was sound; started again from step 0")
         self._cut_rows()
         if self.done >= config.steps:
-            yield Notice(f"this run has done its {config.steps:,} steps; --extend --steps N trains it to step N")
+            yield Notice(f"this run has done its {config.steps:,} steps; `extend` with more `steps` trains it on")
             return
         self._require_room()
         if config.recompute:
@@ -136,7 +136,7 @@ class Training:
         if tokenizer is not None and tokenizer.hash != self.data.tokenizer.hash:
             raise RunError(
                 f"{source}: trained with another tokenizer than these tokens; prepare the text with its own "
-                f"(--tokenizer {source})"
+                f"(`tokenizer` {source})"
             )
         if (weights := weights_of(model)) != "fp32":
             raise RunError(f"{source}: its weights are {weights}; take the model that they were made from")
@@ -258,7 +258,9 @@ class Training:
                 refuse_changes(self.run.path, saved[kind], now, self.extend)
             if self.extend and newest is not None and self.config.steps < folder.step_of(newest):
                 done = folder.step_of(newest)
-                raise RunError(f"{self.run.path}: {done:,} steps are done, more than --steps {self.config.steps:,}")
+                raise RunError(
+                    f"{self.run.path}: {done:,} steps are done, more than the {self.config.steps:,} asked for"
+                )
             before = saved.get("made_with", made_with)
             if before != made_with:
                 yield Notice(f"begun with {before}, resumed with {made_with}: the bytes may differ from one run's")
@@ -274,8 +276,8 @@ class Training:
         if free is not None and need > 1.5 * free:  # activations are estimated from above
             raise ConfigError(
                 f"this model and batch need about {need / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; "
-                + ("" if train.recompute else "add --recompute, or ")
-                + "lower --micro-batch, --batch-size or --model.d-model"
+                + ("" if train.recompute else "set `recompute`, or ")
+                + "lower `micro_batch`, `batch_size` or `d_model`"
             )
 
     def _require_replay(self) -> None:
@@ -285,7 +287,7 @@ class Training:
         if self.config.recompute and any(dropouts) and not self.device.replays_dropout:
             raise ConfigError(
                 f"recompute: on {self.device.device} dropout in the blocks cannot be drawn a second time; "
-                "leave out --recompute, or set --model.dropout 0"
+                "leave out `recompute`, or set `dropout` 0"
             )
 
     def _require_room(self) -> None:
@@ -295,12 +297,12 @@ class Training:
         if free < need:
             raise TrainingFailed(
                 f"{self.run.path}: two checkpoints need {need / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free; "
-                "free some space, or choose another disk with --out"
+                "free some space, or choose another disk"
             )
 
     def _rates(self) -> str:
-        muon = f" and --muon-lr (it is {self.config.muon_lr:g})" if self.config.optimizer == "muon" else ""
-        return f"lower --lr (it is {self.config.lr:g}){muon} or lengthen --warmup,"
+        muon = f" and `muon_lr` (it is {self.config.muon_lr:g})" if self.config.optimizer == "muon" else ""
+        return f"lower `lr` (it is {self.config.lr:g}){muon} or lengthen `warmup`,"
 
     def _first_bad(self, x: torch.Tensor) -> str:
         """The first layer that went bad on this batch: of the stream, else of the gradients."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mainstem.cli.parts.subcommands import choose
 
-QUESTIONS = {  # each lives in the module of its name
+SUBCOMMANDS = {  # each lives in the module of its name
     "train": "a training step, over its products alone and over transformers",
     "time-to-loss": "the seconds to a loss, beside those of nanoGPT's recipe",
     "data": "text to a token file, over the library tokenizers; batches",
@@ -16,4 +16,4 @@ QUESTIONS = {  # each lives in the module of its name
 
 def main(argv: Sequence[str]) -> None:
     """Do the one that was typed."""
-    choose("bench", "Measure speed as ratios within one run: ours, the plain forward, the peers.", QUESTIONS, argv)
+    choose("bench", "Measure speed as ratios within one run: ours, the plain forward, the peers.", SUBCOMMANDS, argv)

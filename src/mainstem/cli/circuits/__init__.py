@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mainstem.cli.parts.subcommands import choose
 
-QUESTIONS = {  # each lives in the module of its name
+SUBCOMMANDS = {  # each lives in the module of its name
     "composition": "which earlier head each head reads through its queries, keys and values",
     "overlap": "which heads share a subspace of the stream, against chance",
     "virtual": "the weights between any writer and any later reader",
@@ -17,4 +17,4 @@ QUESTIONS = {  # each lives in the module of its name
 def main(argv: Sequence[str]) -> None:
     """Do the one that was typed."""
     about = "Read a model's circuits from its weights; heads and contexts run it on text."
-    choose("circuits", about, QUESTIONS, argv)
+    choose("circuits", about, SUBCOMMANDS, argv)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mainstem.cli.parts.subcommands import choose
 
-QUESTIONS = {  # each lives in the module of its name
+SUBCOMMANDS = {  # each lives in the module of its name
     "stream": "the stream by depth, what each branch writes, what is erased",
     "token": "one token through one block, in numbers",
     "lens": "what the model would say at every depth",
@@ -18,4 +18,4 @@ QUESTIONS = {  # each lives in the module of its name
 
 def main(argv: Sequence[str]) -> None:
     """Do the one that was typed."""
-    choose("inspect", "Open the residual stream of one forward pass.", QUESTIONS, argv)
+    choose("inspect", "Open the residual stream of one forward pass.", SUBCOMMANDS, argv)

@@ -11,6 +11,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes as Flat
 from tyro.conf import Positional
 
+from mainstem.cli.parts import flags
 from mainstem.config import ModelConfig
 from mainstem.errors import UserError, nearest
 from mainstem.presets import PRESETS
@@ -26,6 +27,7 @@ _BOX = " │─╭╮╰╯|+"
 
 def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any = None) -> Command:
     """The command that argv spells; `default` gives the values of what is not typed. UserError has tyro's words."""
+    flags.remember(command)
     options: dict[str, Any] = {} if default is None else {"default": default}
     said = io.StringIO()
     try:
@@ -34,8 +36,18 @@ def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any =
     except SystemExit as left:
         if not left.code:  # --help
             raise
+        if (ours := _user_error(left)) is not None:
+            raise ours from None
         lines = (line.strip(_BOX) for line in said.getvalue().splitlines()[1:])  # the first is the box's title
         raise UserError("\n".join(line for line in lines if line.strip("-"))) from None
+
+
+def _user_error(left: SystemExit) -> UserError | None:
+    """The error that a dataclass of ours raised, which tyro takes for a ValueError and leaves for."""
+    error: BaseException | None = left
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 @dataclass(frozen=True)

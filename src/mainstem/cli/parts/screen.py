@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mainstem.atomic import to_json
+from mainstem.cli.parts.flags import spelled
 from mainstem.text.units import pad, width
 
 _NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
@@ -33,8 +34,8 @@ class Screen:
         print(text, end="", file=sys.stderr if self.json else sys.stdout, flush=True)
 
     def note(self, text: str) -> None:
-        """Something that a person should know, apart from the output."""
-        print(f"note: {text}", file=sys.stderr, flush=True)
+        """Something that a person should know, apart from the output; names in backticks are spelled as flags."""
+        print(f"note: {spelled(text)}", file=sys.stderr, flush=True)
 
     def result(self, value: Any) -> None:
         """The one object of --json; nothing without it."""

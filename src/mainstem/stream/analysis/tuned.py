@@ -76,7 +76,7 @@ class TunedLens(nn.Module):
         tensors = {name: parameter.detach().cpu().contiguous() for name, parameter in self.tensors()}
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
-                raise TrainingFailed(f"{path}: {name} is not finite, so nothing was saved; lower --lr")
+                raise TrainingFailed(f"{path}: {name} is not finite, so nothing was saved; lower `lr`")
         self.check(model)
         hashes = {"unembedding": self.unembedding, "weights": weights_hash(model)}
         metadata = {"format": FORMAT, "model": _made_for(model), **hashes}
@@ -193,7 +193,7 @@ def train_lens(
             kl = _gradients(model, tuned, windows(step))
             for point, value in zip(tuned.points, kl, strict=False):  # the last has none
                 if not math.isfinite(value):
-                    raise TrainingFailed(f"the lens's KL at {point} is {value} at step {step + 1}; lower --lr ({lr:g})")
+                    raise TrainingFailed(f"the lens's KL at {point} is {value} at step {step + 1}; lower `lr` ({lr:g})")
             left = 1 - step / steps
             for peak, optimizer in optimizers:
                 for group in optimizer.param_groups:
