@@ -79,6 +79,15 @@ def test_no_two_files_import_each_other():
         pytest.fail(" -> ".join(fault.args[1]))
 
 
+DECODER = "mainstem.generation.compiled"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if not module_name(p).startswith(DECODER)], ids=module_name)
+def test_the_compiled_decoder_has_one_door(path):
+    """Everything else reads without it: only the sub-package itself is imported, not its modules."""
+    assert not {module for module in ours(path) if module.startswith(f"{DECODER}.")} - {f"{DECODER}.store"}
+
+
 @pytest.mark.parametrize("path", [p for p in FILES if room(module_name(p)) in WITHOUT_TORCH], ids=module_name)
 def test_the_first_rooms_name_no_torch(path):
     assert "torch" not in {module.split(".")[0] for module in imports(path)}

@@ -14,6 +14,8 @@ from mainstem import residuals
 from mainstem.errors import ConfigError, nearest
 
 AUTO = -1
+MAX_NEW_TOKENS = 200
+"""Tokens that are generated for a prompt, at most, unless it is said otherwise."""
 GREEDY_BELOW = 1e-5
 """A temperature below this is 0: dividing by it would only lose digits."""
 

@@ -10,9 +10,8 @@ import torch
 from mainstem.bench import decode, llama
 from mainstem.bench.floors import forward_floor, memory_floor
 from mainstem.bench.timing import alternate
-from mainstem.config import Sampling
 from mainstem.errors import RunError
-from mainstem.generation import compiled
+from mainstem.generation.compiled import store
 from mainstem.generation.decoding import generate_ids
 from models import build, small
 
@@ -25,7 +24,7 @@ def model():
 
 
 def greedy(count):
-    return generate_ids(model(), [PROMPT], max_new_tokens=count, sampling=Sampling(temperature=0))[0]
+    return generate_ids(model(), [PROMPT], max_new_tokens=count, temperature=0)[0]
 
 
 def times(generated):
@@ -88,8 +87,8 @@ def test_the_figures_name_their_sides(tmp_path, monkeypatch):
 
 
 def test_what_another_process_compiles_is_waited_for(monkeypatch):
-    monkeypatch.setattr(compiled, "build", lambda: False)
-    monkeypatch.setattr(compiled, "underway", lambda: True)
+    monkeypatch.setattr(store, "build", lambda: False)
+    monkeypatch.setattr(store, "underway", lambda: True)
     with pytest.raises(RunError, match="another process is compiling the step; try again in a minute"):
         decode.measure("small", 1)
 

@@ -116,16 +116,16 @@ def test_narrow_weights(say, mainstem, small_run, tmp_path):
     found = say("the river", "--json").json
     assert found["weights"] == "fp32"
     assert found["cache_bytes_per_token"] == 2 * 2 * 32 * 4  # keys and values, two blocks, 32 wide, float32
-    int8 = say("the river", "--dtype", "int8", "--json").json
+    int8 = say("the river", "--weights", "int8", "--json").json
     assert int8["weights"] == "int8"
     model, tokenizer = checkpoint.load(small_run)
     checkpoint.save(tmp_path / "step-00000001", quantize(model, "int8"), tokenizer)
     line = ("generate", tmp_path / "step-00000001", "the river", "--max-new-tokens", "12", "--json")
     assert mainstem(*line).json["text"] == int8["text"]
-    assert mainstem(*line, "--dtype", "int8").json["text"] == int8["text"]
-    refused = mainstem(*line, "--dtype", "bf16")
+    assert mainstem(*line, "--weights", "int8").json["text"] == int8["text"]
+    refused = mainstem(*line, "--weights", "bf16")
     assert refused.code == 2
-    assert "--dtype bf16: the run's weights are int8; leave it out" in refused.err
+    assert "--weights bf16: the run's weights are int8; leave it out" in refused.err
 
 
 def test_threads(say):
@@ -136,9 +136,9 @@ def test_threads(say):
         text = say("the river", "--json").json["text"]
         assert say("the river", "--threads", "2", "--json").json["text"] == text
         assert torch.get_num_threads() == 2
-        refused = say("the river", "--threads", "0")
+        refused = say("the river", "--threads", "-1")
         assert refused.code == 2
-        assert "--threads 0 is not possible; give at least 1" in refused.err
+        assert "--threads -1 is not possible; give at least 1" in refused.err
     finally:
         torch.set_num_threads(before)
 
@@ -150,24 +150,51 @@ def test_lookup(say):
 
 
 def test_what_is_not_compiled_yet_is_compiled_for_the_next_time(say, monkeypatch):
-    from mainstem.generation import compiled
+    from mainstem.generation.compiled import store
 
     started = []
-    monkeypatch.setattr(compiled, "start", lambda: not started.append(1))
+    monkeypatch.setattr(store, "start", lambda: not started.append(1))
     said = say("the river")
     assert started == [1]
-    assert "note: generating by PyTorch; faster kernels are being compiled for the next time" in said.err
-    monkeypatch.setattr(compiled, "ready", lambda: True)
+    assert "note: PyTorch decodes; a process in the background compiles the faster decoder" in said.err
+    monkeypatch.setattr(store, "ready", lambda: True)
     assert "compiled" not in say("the river").err
     assert started == [1]
 
 
 def test_what_is_being_compiled_or_cannot_be_is_not_promised(say, monkeypatch):
-    from mainstem.generation import compiled
+    from mainstem.generation.compiled import store
 
-    monkeypatch.setattr(compiled, "start", lambda: pytest.fail("it was started again"))
-    monkeypatch.setattr(compiled, "failure", lambda: "no room; remove x to have it tried again")
+    monkeypatch.setattr(store, "start", lambda: pytest.fail("it was started again"))
+    monkeypatch.setattr(store, "failure", lambda: "no room; mainstem compile tries it again")
     said = say("the river").err
-    assert "note: generating by PyTorch; faster kernels could not be compiled: no room; remove x" in said
-    monkeypatch.setattr(compiled, "underway", lambda: True)
-    assert "note: generating by PyTorch; faster kernels are still being compiled" in say("the river").err
+    assert "could not be compiled: no room; mainstem compile tries it again" in said
+    monkeypatch.setattr(store, "underway", lambda: True)
+    assert "note: PyTorch decodes; the compiled decoder is still being compiled" in say("the river").err
+
+
+def test_the_compiled_decoder_is_shown_and_removed(mainstem, tmp_path, monkeypatch):
+    from mainstem.generation.compiled import store
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = store.folder()
+    shown = mainstem("compile", "--status", "--json").json
+    assert shown == {"folder": str(folder), "state": "not compiled", "removed": []}
+    monkeypatch.setattr(store, "_compile", lambda into, every: (into / "x.nbc").write_text("x"))
+    assert mainstem("compile", "--json").json["state"] == "ready"
+    assert mainstem("compile", "--status", "--json").json["state"] == "ready"
+    assert mainstem("compile", "--remove", "--json").json == {
+        "folder": str(folder), "state": "not compiled", "removed": [str(folder)],
+    }  # fmt: skip
+    refused = mainstem("compile", "--status", "--remove")
+    assert refused.code == 2
+    assert "do not go together" in refused.err
+
+
+def test_without_numba_there_is_nothing_to_compile(mainstem, monkeypatch):
+    from mainstem.generation.compiled import store
+
+    monkeypatch.setattr(store, "folder", lambda: None)
+    refused = mainstem("compile")
+    assert refused.code == 2
+    assert "numba is not installed" in refused.err

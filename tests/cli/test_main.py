@@ -72,7 +72,7 @@ def test_every_verb_has_help_with_json(mainstem, verb):
     ("argv", "said"),
     [
         (["trian"], "unknown verb 'trian'; did you mean 'train'?"),
-        (["qqq"], "unknown verb 'qqq'; valid: bench, circuits, data, demo, doctor"),
+        (["qqq"], "unknown verb 'qqq'; valid: bench, circuits, compile, data, demo"),
         (["train", "--preset", "gtp2"], "preset: unknown value 'gtp2'; did you mean 'gpt2'?"),
         (["info", "gtp2"], "gtp2: neither a preset nor a RUN; did you mean 'gpt2'?"),
         (["doctor", "gtp2"], "gtp2: neither a preset nor a RUN; did you mean 'gpt2'?"),

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from mainstem.config import Sampling
 from mainstem.errors import ConfigError, DataError, RunError, TrainingFailed, UserError
 from mainstem.formats import gguf
 from mainstem.formats.hf import folder as hf
@@ -283,7 +282,7 @@ def test_llama_cpp_computes_the_same(tmp_path, tied, mlps, limit):
         assert there.tokenize(text.encode(), add_bos=True, special=False) == BPE.encode(text)
     prompt = BPE.encode("the sea runs")
     assert there.n_vocab() == BPE.vocab_size
-    ids = prompt + generate_ids(model, [prompt], max_new_tokens=16, sampling=Sampling(temperature=0))[0]
+    ids = prompt + generate_ids(model, [prompt], max_new_tokens=16, temperature=0)[0]
     there.eval(ids[:-1])
     found = torch.from_numpy(there.scores[: len(ids) - 1].copy())
     assert error(found, model(torch.tensor([ids[:-1]]))[0]) <= limit

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from theirs import EVERY, MODEL
 
-from mainstem.config import AUTO, Sampling
+from mainstem.config import AUTO
 from mainstem.errors import ConfigError, DataError, RunError, TrainingFailed
 from mainstem.formats.hf import folder as hf
 from mainstem.formats.load import load
@@ -96,7 +96,7 @@ def test_an_export_opens_there_and_says_the_same(tmp_path, tokenizer, tied):
     asked = spoken("theriver", return_tensors="pt")
     said = there.generate(**asked, max_new_tokens=20, do_sample=False)[0].tolist()
     prompt = tokenizer.encode("theriver")
-    ids = prompt + generate_ids(model, [prompt], max_new_tokens=20, sampling=Sampling(temperature=0))[0]
+    ids = prompt + generate_ids(model, [prompt], max_new_tokens=20, temperature=0)[0]
     assert said == ids
     assert spoken.decode(said) == tokenizer.decode(ids)
     assert there.generation_config.eos_token_id == there.generation_config.pad_token_id == tokenizer.eot_id

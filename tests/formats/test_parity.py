@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from theirs import CHOICES, EVERY, MODEL, WIDTH
 
-from mainstem.config import Sampling
 from mainstem.errors import RunError
 from mainstem.formats.hf.folder import KEYS
 from mainstem.formats.load import load
@@ -83,7 +82,7 @@ def test_greedy_ids_are_equal(tmp_path, options):
     model, ours = both(tmp_path, **options)
     for prompt in ([3], [1, 11, 5, 5]):
         said = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt) :]
-        found = generate_ids(ours, [prompt], max_new_tokens=8, sampling=Sampling(temperature=0))
+        found = generate_ids(ours, [prompt], max_new_tokens=8, temperature=0)
         assert found == [said.tolist()]
 
 

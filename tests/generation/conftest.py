@@ -5,7 +5,7 @@ import torch
 from filelock import FileLock
 
 from mainstem.config import ModelConfig
-from mainstem.generation import compiled
+from mainstem.generation.compiled import store
 from mainstem.model.gpt import GPT
 
 
@@ -37,8 +37,8 @@ def compiled_step(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         with FileLock(folder / "worker.lock"):  # the other workers of pytest-xdist wait for the first
-            compiled.build()
-        compiled.load.cache_clear()
-        assert compiled.load("fp32") is not None
+            store.build()
+        store.load.cache_clear()
+        assert store.load("fp32") is not None
         yield
-    compiled.load.cache_clear()
+    store.load.cache_clear()

@@ -1,19 +1,22 @@
+import dataclasses
+import inspect
 import itertools
 import math
 
 import pytest
 import torch
 
+from mainstem.cli.generate import Generate
 from mainstem.config import ModelConfig, Sampling
-from mainstem.errors import DataError, UserError
-from mainstem.generation.decoding import generate, generate_ids, stream
-from mainstem.generation.reading import window_start
+from mainstem.errors import ConfigError, DataError, UserError
+from mainstem.generation.decoding import Options, generate, generate_batch, generate_ids, stream_text
+from mainstem.generation.engine import window_start
 from mainstem.model.gpt import GPT
 from mainstem.model.tap import Recorder
 from mainstem.text.tokenizer import Bytes
 
-GREEDY = Sampling(temperature=0)
-WILD = Sampling(temperature=2.0)
+GREEDY = {"temperature": 0}
+WILD = {"temperature": 2.0}
 
 
 class Words:
@@ -96,7 +99,7 @@ def test_sliding_with_and_without_a_cache_is_the_plain_loop(lively, fields):
     prompts = some_ids(*sorted({1, n_ctx // 2 or 1, n_ctx}))
     wanted = [naive(model, ids, 3 * n_ctx, n_ctx) for ids in prompts]
     for use_cache in (True, False):
-        options = {"max_new_tokens": 3 * n_ctx, "sampling": GREEDY, "use_cache": use_cache}
+        options = {"max_new_tokens": 3 * n_ctx, **GREEDY, "use_cache": use_cache}
         assert generate_ids(model, prompts, **options) == wanted
 
 
@@ -110,7 +113,7 @@ def test_a_sampled_row_of_a_batch_is_the_row_alone(lively, context):
     """Lengths 1, 7, 31; the seed and the row's own prompt decide, also when windows slide."""
     model = lively(n_ctx=32)
     prompts = some_ids(1, 7, 31, 32)
-    options = {"max_new_tokens": 80, "sampling": WILD, "n": 2, "context": context}
+    options = {"max_new_tokens": 80, **WILD, "n": 2, "context": context}
     batch = generate_ids(model, prompts, **options)
     alone = [row for prompt in prompts for row in generate_ids(model, [prompt], **options)]
     assert batch == alone
@@ -144,18 +147,18 @@ def test_the_model_reads_one_token_a_step(lively, monkeypatch):
 def test_finished_rows_change_nothing_for_the_others(lively):
     """Rows that leave early, before and after windows slide."""
     model, prompts = lively(vocab_size=257), ["ab", "cdefgh", "i", "jklmnopq"]
-    texts = generate(model, Bytes(), prompts, max_new_tokens=70, sampling=WILD, stop=["a", "e", "x", "7"])
+    texts = generate_batch(model, Bytes(), prompts, max_new_tokens=70, **WILD, stop=["a", "e", "x", "7"])
     lengths = {len(text) for text in texts}
     assert len(lengths) > 2
     for prompt, text in zip(prompts, texts, strict=True):
-        options = {"max_new_tokens": 70, "sampling": WILD, "stop": ["a", "e", "x", "7"]}
+        options = {"max_new_tokens": 70, **WILD, "stop": ["a", "e", "x", "7"]}
         assert generate(model, Bytes(), prompt, **options) == text
 
 
 def test_float32_with_a_cache_says_what_it_says_without(lively):
     """Law 7 in the dtype that people use."""
     model = lively(torch.float32)
-    options = {"max_new_tokens": 36, "sampling": GREEDY}
+    options = {"max_new_tokens": 36, **GREEDY}
     prompts = some_ids(2, 9)
     assert generate_ids(model, prompts, **options) == generate_ids(model, prompts, use_cache=False, **options)
 
@@ -165,7 +168,7 @@ def test_float32_with_a_cache_says_what_it_says_without(lively):
 
 def test_a_prompt_longer_than_the_context_keeps_its_end_and_says_so(lively):
     model, [prompt] = lively(), some_ids(36)
-    chunks = list(stream(model, None, [prompt, prompt[:3]], max_new_tokens=5, sampling=GREEDY))
+    chunks = list(stream_text(model, None, [prompt, prompt[:3]], max_new_tokens=5, **GREEDY))
     notices = {chunk.row: chunk.notices for chunk in chunks[:2]}
     assert notices == {0: ("prompt 0: 36 tokens do not fit the context of 12; only the last 11 were read",), 1: ()}
     assert not any(chunk.notices for chunk in chunks[2:])
@@ -177,7 +180,7 @@ def test_an_empty_prompt_starts_from_the_end_of_text():
     assert generate(model, tokenizer, "", max_new_tokens=5) == "ba"
     model, _ = scripted(["a", "b"], [1])
     with pytest.raises(DataError, match=r"prompt 1 is empty, .* give it a token"):
-        stream(model, Words("a", "b", eot=False), ["a", ""], max_new_tokens=1)
+        stream_text(model, Words("a", "b", eot=False), ["a", ""], max_new_tokens=1)
     with pytest.raises(DataError, match="prompt 0 is empty"):
         generate_ids(model, [[]], max_new_tokens=1)
 
@@ -205,13 +208,13 @@ def test_nonsense_is_refused_at_the_call(changes, message):
     model, tokenizer = scripted(["a", "b"], [0])
     arguments = {"model": model, "tokenizer": tokenizer, "prompts": ["a"], "max_new_tokens": 1} | changes
     with pytest.raises(UserError, match=message):
-        stream(**arguments)  # nothing is read, and nothing has to be
+        stream_text(**arguments)  # nothing is read, and nothing has to be
 
 
 def test_a_character_that_a_prompt_of_ids_leaves_open_is_completed(lively):
     model, head = lively(vocab_size=257), "안".encode()[:2]
     for seed in range(20):
-        text = generate(model, Bytes(), [list(b"ab" + head)], max_new_tokens=9, sampling=WILD, seed=seed)[0]
+        text = generate_batch(model, Bytes(), [list(b"ab" + head)], max_new_tokens=9, **WILD, seed=seed)[0]
         assert (head + bytes([text[0].encode()[-1]])).decode() == text[0]
         assert "\ufffd" not in text
 
@@ -238,7 +241,7 @@ def test_what_ends_a_text(said, options, text, reason):
     """Streamed and not streamed alike."""
     count = len(said)
     model, tokenizer = scripted(WORDS, said)
-    chunks = list(stream(model, tokenizer, ["the br"], max_new_tokens=count, **options))
+    chunks = list(stream_text(model, tokenizer, ["the br"], max_new_tokens=count, **options))
     assert "".join(chunk.text for chunk in chunks) == text
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [reason]
     assert [i for chunk in chunks for i in chunk.ids] == said[: len(chunks)]
@@ -248,7 +251,7 @@ def test_what_ends_a_text(said, options, text, reason):
 
 def test_rows_of_a_batch_end_each_in_its_own_way():
     model, tokenizer = scripted(WORDS, [0, 1, 2, 3, 4], [6, 1, 1, 1, 1], [0, 4, 1, 1, 1])
-    chunks = list(stream(model, tokenizer, ["own"] * 3, max_new_tokens=5, stop="."))
+    chunks = list(stream_text(model, tokenizer, ["own"] * 3, max_new_tokens=5, stop="."))
     ends = {chunk.row: (step, chunk.finish_reason) for step, chunk in enumerate(chunks) if chunk.finish_reason}
     assert {row: reason for row, (_, reason) in ends.items()} == {0: "stop", 1: "eot", 2: "stop"}
     assert [chunk.row for chunk in chunks] == [0, 1, 2, 0, 2, 0, 0, 0]
@@ -258,9 +261,9 @@ def test_characters_and_emoji_over_tokens_stream_whole():
     text = "안녕👩‍👩‍👧"
     tokenizer = Bytes()
     said = tokenizer.encode(text)
-    chunks = list(stream(Scripted([said], 257), tokenizer, ["a"], max_new_tokens=len(said)))
+    chunks = list(stream_text(Scripted([said], 257), tokenizer, ["a"], max_new_tokens=len(said)))
     assert "".join(chunk.text for chunk in chunks) == text
-    cut = list(stream(Scripted([said], 257), tokenizer, ["a"], max_new_tokens=len(said) - 1))
+    cut = list(stream_text(Scripted([said], 257), tokenizer, ["a"], max_new_tokens=len(said) - 1))
     assert "".join(chunk.text for chunk in cut) == text[:-1]
 
 
@@ -269,11 +272,11 @@ def test_characters_and_emoji_over_tokens_stream_whole():
 
 def test_the_guard_and_only_the_guard_keeps_characters_whole(lively):
     model = lively(vocab_size=257)
-    options = {"max_new_tokens": 150, "sampling": Sampling(temperature=5.0), "n": 4, "stop_at_eot": False}
+    options = {"max_new_tokens": 150, "temperature": 5.0, "n": 4, "stop_at_eot": False}
     for guard, broken in ((True, False), (False, True)):
         said: dict[int, bytes] = {}
         texts = dict.fromkeys(range(4), "")
-        for chunk in stream(model, Bytes(), ["한글"], guard=guard, **options):
+        for chunk in stream_text(model, Bytes(), ["한글"], guard=guard, **options):
             said[chunk.row] = said.get(chunk.row, b"") + Bytes.token_bytes[chunk.ids[0]]
             texts[chunk.row] += chunk.text
         assert any("\ufffd" in text for text in texts.values()) == broken
@@ -285,29 +288,29 @@ def test_the_guard_and_only_the_guard_keeps_characters_whole(lively):
 def test_padded_vocabulary_is_never_sampled(lively):
     model = lively(torch.float32, vocab_size=320)
     for guard in (True, False):
-        chunks = stream(model, Bytes(), ["a"], max_new_tokens=500, sampling=WILD, stop_at_eot=False, guard=guard)
+        chunks = stream_text(model, Bytes(), ["a"], max_new_tokens=500, **WILD, stop_at_eot=False, guard=guard)
         assert max(chunk.ids[0] for chunk in chunks) < 257
-    assert max(itertools.chain(*generate_ids(model, [[1]], max_new_tokens=500, sampling=WILD))) > 300
+    assert max(itertools.chain(*generate_ids(model, [[1]], max_new_tokens=500, **WILD))) > 300
 
 
 def test_samples_differ_from_each_other_and_are_fixed_by_the_seed(lively):
     model = lively(vocab_size=257)
-    options = {"max_new_tokens": 30, "sampling": WILD}
-    three = generate(model, Bytes(), "ab", n=3, **options)
-    assert three == generate(model, Bytes(), "ab", n=3, **options)
+    options = {"max_new_tokens": 30, **WILD}
+    three = generate_batch(model, Bytes(), ["ab"], n=3, **options)
+    assert three == generate_batch(model, Bytes(), ["ab"], n=3, **options)
     assert len(set(three)) == 3
     assert three[0] == generate(model, Bytes(), "ab", **options)
-    assert set(three).isdisjoint(generate(model, Bytes(), "ab", n=3, seed=2, **options))
-    many = generate(model, Bytes(), ["cd", "ab"], n=3, **options)
+    assert set(three).isdisjoint(generate_batch(model, Bytes(), ["ab"], n=3, seed=2, **options))
+    many = generate_batch(model, Bytes(), ["cd", "ab"], n=3, **options)
     assert many[3:] == three  # row = prompt x n + sample
 
 
 def test_the_penalty_counts_the_prompt_and_the_text_and_1_is_off(lively):
     model, prompts = lively(), some_ids(4, 6)
     options = {"max_new_tokens": 24, "seed": 3}
-    plain = generate_ids(model, prompts, sampling=Sampling(temperature=0.7), **options)
-    assert generate_ids(model, prompts, sampling=Sampling(temperature=0.7, repetition_penalty=1.0), **options) == plain
-    hard = generate_ids(model, prompts, sampling=Sampling(temperature=0, repetition_penalty=1e9), **options)
+    plain = generate_ids(model, prompts, temperature=0.7, **options)
+    assert generate_ids(model, prompts, temperature=0.7, repetition_penalty=1.0, **options) == plain
+    hard = generate_ids(model, prompts, temperature=0, repetition_penalty=1e9, **options)
     for prompt, row in zip(prompts, hard, strict=True):
         assert len({*prompt, *row}) == len(set(prompt)) + 24  # nothing is said twice, nor repeated from the prompt
 
@@ -317,7 +320,7 @@ def test_a_text_that_loops_ends_with_a_notice():
     model, tokenizer = scripted(
         words, [3] * 3 + [0, 1, 2] * 9, [3, 0, 1, 2, 0] * 3 + [1, 1, 2, 3, 2, 2] * 2 + [1, 2, 0]
     )
-    *_, loops, plain = stream(model, tokenizer, ["a", "b"], max_new_tokens=30)
+    *_, loops, plain = stream_text(model, tokenizer, ["a", "b"], max_new_tokens=30)
     assert loops.notices == (
         "the last 24 tokens are 8 turns of the same 3; try a higher temperature or repetition penalty",
     )
@@ -335,17 +338,58 @@ def test_the_model_is_in_eval_mode_and_then_as_it_was(lively):
     before = [module.training for module in model.modules()]
     assert generate_ids(model, some_ids(3), max_new_tokens=9) == quiet
     assert [module.training for module in model.modules()] == before
-    started = stream(model, None, some_ids(3), max_new_tokens=9)
+    started = stream_text(model, None, some_ids(3), max_new_tokens=9)
     next(started)
-    assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == before
     started.close()
     assert [module.training for module in model.modules()] == before
+
+
+def test_texts_of_one_model_do_not_disturb_each_other(lively):
+    """Two at once, on a model that is being trained: each is the text that it is alone, whichever ends first."""
+    model = lively(dropout=0.5)
+    options = {"max_new_tokens": 9, **WILD}
+    alone = [generate_ids(model, some_ids(length), **options)[0] for length in (3, 5)]
+    model.train()
+    short = stream_text(model, None, some_ids(3), **options | {"max_new_tokens": 3})
+    long = stream_text(model, None, some_ids(5), **options)
+    pairs = list(itertools.zip_longest(short, long))
+    assert [i for first, _ in pairs if first for i in first.ids] == alone[0][:3]
+    assert [i for _, second in pairs for i in second.ids] == alone[1]
+    assert model.training
+
+
+def test_the_keywords_are_those_of_sampling_and_of_the_command_line():
+    """One set of names and defaults, in the library and on the command line."""
+    keywords = {
+        name: parameter.default
+        for name, parameter in inspect.signature(stream_text).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    assert Options.__annotations__.keys() == keywords.keys() - {"n"}
+    assert {name: keywords[name] for name in Sampling.field_names()} == Sampling().to_dict()
+    command = {field.name: field.default for field in dataclasses.fields(Generate)}
+    shared = keywords.keys() & command.keys()
+    assert shared >= {"max_new_tokens", "seed", "n", "stop", "context", "lookup"}
+    assert {name: keywords[name] for name in shared} == {name: command[name] for name in shared}
+
+
+def test_what_is_returned_does_not_depend_on_the_arguments(lively):
+    model = lively(vocab_size=257)
+    options = {"max_new_tokens": 3, "temperature": 0.5}
+    assert isinstance(generate(model, Bytes(), "ab", **options), str)
+    assert generate(model, Bytes(), list(b"ab"), **options) == generate(model, Bytes(), "ab", **options)
+    assert generate_batch(model, Bytes(), ["ab"], **options) == [generate(model, Bytes(), "ab", **options)]
+    with pytest.raises(ConfigError, match="temperature: -1"):
+        generate(model, Bytes(), "ab", temperature=-1.0)
+    with pytest.raises(TypeError, match="n"):
+        generate(model, Bytes(), "ab", n=2)
 
 
 def test_the_caller_can_train_between_chunks(lively):
     """Inference mode does not leak through a yield."""
     model = lively()
-    for _ in stream(model, None, some_ids(3), max_new_tokens=3):
+    for _ in stream_text(model, None, some_ids(3), max_new_tokens=3):
         assert not torch.is_inference_mode_enabled()
         model(torch.tensor([[1, 2]])).sum().backward()
     assert model.wte.weight.grad is not None
@@ -365,14 +409,14 @@ def test_should_stop_is_asked_before_every_step(lively):
     model = lively().train()
     got = []
     with pytest.raises(Enough):
-        got.extend(stream(model, None, some_ids(3), max_new_tokens=9, should_stop=should_stop))
+        got.extend(stream_text(model, None, some_ids(3), max_new_tokens=9, should_stop=should_stop))
     assert len(asked) == 4
     assert model.training
 
 
 def test_a_tap_sees_every_pass_and_changes_nothing(lively):
     model = lively()
-    options = {"max_new_tokens": 6, "sampling": WILD}
+    options = {"max_new_tokens": 6, **WILD}
     tap = Recorder(model.points())
     assert generate_ids(model, some_ids(3, 4), tap=tap, **options) == generate_ids(model, some_ids(3, 4), **options)
     assert tap.values.keys() == set(model.points())
@@ -381,4 +425,4 @@ def test_a_tap_sees_every_pass_and_changes_nothing(lively):
 
 
 def test_no_prompts_are_no_texts(lively):
-    assert generate(lively(vocab_size=257), Bytes(), [], max_new_tokens=3) == []
+    assert generate_batch(lively(vocab_size=257), Bytes(), [], max_new_tokens=3) == []

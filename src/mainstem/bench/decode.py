@@ -14,13 +14,11 @@ from mainstem.bench.floors import forward_floor, memory_floor
 from mainstem.bench.gpt2 import gpt2
 from mainstem.bench.timing import Alternated, alternate, spread
 from mainstem.bench.train import model_of
-from mainstem.config import Sampling
 from mainstem.errors import ConfigError, DataError, RunError, UserError
 from mainstem.formats.load import load
 from mainstem.formats.run import prepared
-from mainstem.generation import compiled
-from mainstem.generation.decoding import stream
-from mainstem.generation.packed import Packed
+from mainstem.generation.compiled import bytes_a_step, store
+from mainstem.generation.decoding import stream_text
 from mainstem.model.gpt import GPT
 from mainstem.model.quantized import quantize
 from mainstem.text import tokens
@@ -38,8 +36,8 @@ def ours(model: GPT, prompt: Sequence[int], rows: int = 1) -> Side:
 
     def generate() -> Generated:
         start, came = time.perf_counter(), []
-        options: dict[str, Any] = {"max_new_tokens": NEW, "sampling": Sampling(temperature=0)}
-        for chunk in stream(model, None, [list(prompt)] * rows, **options):
+        options: dict[str, Any] = {"max_new_tokens": NEW, "temperature": 0.0}
+        for chunk in stream_text(model, None, [list(prompt)] * rows, **options):
             if chunk.row == rows - 1:
                 came.append((chunk.ids[0], time.perf_counter() - start))
         return came
@@ -153,11 +151,11 @@ def measure(
     Raises ConfigError for a shape that is unknown or too short and for less than one round, RunError without the
     compiled step.
     """
-    there = compiled.build()
-    compiled.load.cache_clear()
-    if not there and compiled.underway():
+    there = store.build()
+    store.load.cache_clear()
+    if not there and store.underway():
         raise RunError("another process is compiling the step; try again in a minute")
-    if compiled.load("fp32") is None:
+    if store.load("fp32") is None:
         raise RunError("the compiled step is not there; pip install mainstem[fast], and see that the cache has room")
     model, ids, _ = model_of(shape)
     if (n_ctx := model.config.n_ctx) < PROMPT + NEW:
@@ -172,7 +170,7 @@ def measure(
     timings: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         sides = _Sides(model, prompt, Path(folder))
-        bytes_read = Packed(model).bytes_read + (4 * model.config.d_model if model.wpe is not None else 0)
+        bytes_read = bytes_a_step(model) + (4 * model.config.d_model if model.wpe is not None else 0)
         floor = memory_floor(bytes_read)
         for name, (first, second, times) in PAIRS.items():
             one = floor if first == "floor" else sides.seconds(first)

@@ -23,6 +23,7 @@ VERBS = {  # verb: what it does; each lives in the module of its name
     "generate": "text from a trained model",
     "inspect": "open the stream of one forward pass: attribution, lens, flow, patching",
     "circuits": "read the circuits: composition, overlap, virtual weights, what heads do",
+    "compile": "the faster decoder for this machine: compile it now, show it, remove it",
     "export": "a model for other programs: Hugging Face, GGUF, plain safetensors",
     "import": "a model of other programs: Hugging Face, nanoGPT and minGPT",
     "bench": "speed as ratios within one run: ours, the plain forward, the peers",
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, 1 the run failed, 2 the input is wrong, 130 and 143 signals."""
     if argv is None and sys.getfilesystemencoding() != "utf-8":  # the C locale would garble names and prompts
         os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, "-m", "mainstem", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "mainstem", *sys.argv[1:]])
     for name in ("stdin", "stdout", "stderr"):  # closed by the caller
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 - lives on

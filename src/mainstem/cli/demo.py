@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     screen.say(f"held-out {result['val_bits_per_byte']:.4f} bits per byte (a table of bigrams {bigram:.2f})")
     model, tokenizer = load(command.out)
     assert tokenizer is not None
-    sample = PROMPT + str(generate(model, tokenizer, PROMPT, max_new_tokens=120, seed=1))
+    sample = PROMPT + generate(model, tokenizer, PROMPT, max_new_tokens=120, seed=1)
     screen.say(f"\n{sample}\n")
     screen.say(f"run folder  {command.out}")
     screen.say(f'next        mainstem generate {command.out} "JULIET:"')

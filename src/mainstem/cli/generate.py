@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import arg
 
 from mainstem.cli.parts.arguments import Flat, Positional, parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
-from mainstem.config import Sampling
+from mainstem.config import MAX_NEW_TOKENS, Sampling
 from mainstem.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -18,12 +20,12 @@ if TYPE_CHECKING:
 class Generate:
     """Continue prompts with a trained model."""
 
-    run: Positional[str]
+    run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder, or a checkpoint inside one."""
-    prompts: Positional[tuple[str, ...]] = ("",)
-    """Texts to continue; several are read as one batch; an empty one starts a document."""
-    max_new_tokens: int = 200
-    """At most so many tokens a prompt."""
+    prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT ...")] = ("",)
+    """Texts to continue; several are one batch; an empty one starts a document."""
+    max_new_tokens: int = MAX_NEW_TOKENS
+    """Tokens a prompt, at most."""
     seed: int = 1
     """The same seed gives the same text."""
     n: int = 1
@@ -32,14 +34,14 @@ class Generate:
     """Strings that end the text; they are not printed."""
     context: Literal["slide", "stop"] = "slide"
     """Past the context: slide to its last half, or stop."""
-    dtype: Literal["fp32", "bf16", "int8"] | None = None
-    """How matrices are stored while it generates: fewer bytes, sooner; without it as the run has them."""
+    weights: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    """Weight precision: bf16 and int8 quantize the matrices, which is faster; auto: as the run stores them."""
     lookup: int = 0
-    """Read so many tokens ahead where the text repeats itself: the same text, sooner; one prompt, one sample."""
-    threads: int | None = None
-    """Of the processor; without it as many as PyTorch takes."""
-    no_cache: bool = False
-    """Read the whole window at every step: the same text, slower."""
+    """Prompt lookup decoding: draft tokens a step, taken from the text so far; for one prompt and one sample."""
+    threads: int = 0
+    """CPU threads; 0: PyTorch's default."""
+    cache: bool = True
+    """Keep keys and values of earlier positions; without a cache the text is the same, slower."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
     json: bool = False
@@ -55,23 +57,23 @@ def main(argv: Sequence[str]) -> None:
 
     from mainstem.formats.load import load
     from mainstem.generation.cache import KVCache
-    from mainstem.generation.decoding import Chunk, stream
+    from mainstem.generation.decoding import Chunk, stream_text
     from mainstem.model.quantized import quantize, weights_of
     from mainstem.training.device import Device
 
     model, tokenizer = load(command.run, screen.note)
     if tokenizer is None:
         raise DataError(f"{command.run}: no tokenizer.json, so it cannot read a prompt; copy one into the folder")
-    if command.threads is not None:
-        if command.threads < 1:
-            raise UserError(f"--threads {command.threads} is not possible; give at least 1")
+    if command.threads < 0:
+        raise UserError(f"--threads {command.threads} is not possible; give at least 1, or 0 for PyTorch's default")
+    if command.threads:
         torch.set_num_threads(command.threads)
-    if command.dtype not in (None, have := weights_of(model)):
-        if have != "fp32":
-            raise UserError(f"--dtype {command.dtype}: the run's weights are {have}; leave it out")
-        model = quantize(model, str(command.dtype))
+    if command.weights not in ("auto", stored := weights_of(model)):
+        if stored != "fp32":
+            raise UserError(f"--weights {command.weights}: the run's weights are {stored}; leave it out")
+        model = quantize(model, command.weights)
     model.to(Device.choose(command.device).device)
-    _have_it_compiled(model, screen)
+    _note_decoder(model, screen)
     rows = [prompt for prompt in command.prompts for _ in range(command.n)]
     texts, reasons = [""] * len(rows), [""] * len(rows)
     notices: list[str] = []
@@ -87,18 +89,18 @@ def main(argv: Sequence[str]) -> None:
             screen.say(rows[chunk.row] + texts[chunk.row])
 
     with stoppable() as check:
-        chunks = stream(
+        chunks = stream_text(
             model,
             tokenizer,
             list(command.prompts),
             max_new_tokens=command.max_new_tokens,
-            sampling=command.sampling,
+            **command.sampling.to_dict(),
             seed=command.seed,
             n=command.n,
             stop=command.stop,
             context=command.context,
             lookup=command.lookup,
-            use_cache=not command.no_cache,
+            use_cache=command.cache,
             should_stop=check,
         )
         if len(rows) == 1:
@@ -126,15 +128,17 @@ def main(argv: Sequence[str]) -> None:
     )
 
 
-def _have_it_compiled(model: "GPT", screen: Screen) -> None:
-    """What generates sooner is compiled by another process, for the next time, where it can be and is not yet."""
-    from mainstem.generation import compiled, packed
+def _note_decoder(model: "GPT", screen: Screen) -> None:
+    """Say why PyTorch decodes, if it does on a CPU with Numba; have the decoder compiled for the next time."""
+    from mainstem.generation.compiled import store, unsupported
 
-    if packed.unlike(model) is not None or compiled.ready():
+    if model.wte.weight.device.type != "cpu" or store.folder() is None or store.ready():
         return
-    if compiled.underway():
-        screen.note("generating by PyTorch; faster kernels are still being compiled")
-    elif reason := compiled.failure():
-        screen.note(f"generating by PyTorch; faster kernels could not be compiled: {reason}")
-    elif compiled.start():
-        screen.note("generating by PyTorch; faster kernels are being compiled for the next time")
+    if reason := unsupported(model):
+        screen.note(f"PyTorch decodes: the compiled decoder does not support this model ({reason})")
+    elif store.underway():
+        screen.note("PyTorch decodes; the compiled decoder is still being compiled")
+    elif reason := store.failure():
+        screen.note(f"PyTorch decodes; the compiled decoder could not be compiled: {reason}")
+    elif store.start():
+        screen.note("PyTorch decodes; a process in the background compiles the faster decoder (see mainstem compile)")

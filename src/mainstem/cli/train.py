@@ -296,7 +296,7 @@ def _sample(model: Any, tokenizer: Tokenizer) -> str:
     from mainstem.generation.decoding import generate
 
     start = "" if tokenizer.eot_id is not None else tokenizer.decode([0])
-    return str(generate(model, tokenizer, start, max_new_tokens=64, seed=1))
+    return generate(model, tokenizer, start, max_new_tokens=64, seed=1)
 
 
 def summary(folder: RunFolder, notes: list[str]) -> dict[str, Any]:

@@ -1,36 +1,36 @@
-"""Generation: every row's window is read once, then token by token; text comes out as it becomes certain."""
+"""Text generation: prompts in, text out as it becomes certain."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import torch
 
-from mainstem.config import Sampling
+from mainstem.config import MAX_NEW_TOKENS, Sampling
 from mainstem.errors import ConfigError, DataError, nearest
-from mainstem.generation.reading import Reader
+from mainstem.generation.engine import Engine
 from mainstem.generation.sampling import choose, row_generator
 from mainstem.generation.text import Decoder, Utf8Guard, utf8_state
 from mainstem.model.gpt import GPT
-from mainstem.model.mode import evaluating
 from mainstem.model.tap import Tap
 
 if TYPE_CHECKING:
     from mainstem.text.tokenizer import Tokenizer
 
 CONTEXTS = ("slide", "stop")
+DEFAULTS = Sampling()
 FinishReason = Literal["length", "stop", "eot"]
 
 LOOK_BACK = 256
 """Ids at the end of a text in which a loop is looked for."""
 LOOP = 24
-"""Ids that a loop has to fill, in at least three turns, before anything is said."""
+"""Ids that a loop has to fill, in at least three turns, before there is a notice of it."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step gave to one row."""
+    """What one step added to one row."""
 
     row: int
     """prompt x n + sample."""
@@ -51,7 +51,7 @@ class _Row:
     prompt: int  # how many of them are the prompt
     generator: torch.Generator
     decoder: Decoder
-    notices: list[str] = field(default_factory=list)  # not told yet
+    notices: list[str] = field(default_factory=list)  # for the next chunk
     finish_reason: FinishReason | None = None
 
     @property
@@ -60,13 +60,43 @@ class _Row:
         return self.finish_reason is not None
 
 
-def stream(
+class SamplingOptions(TypedDict, total=False):
+    """How the next token is chosen: the fields of `mainstem.Sampling`, with its defaults."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+
+
+class Options(SamplingOptions, total=False):
+    """The keywords of `stream_text` but `n`, for the functions that pass them on."""
+
+    max_new_tokens: int
+    seed: int
+    stop: str | Sequence[str]
+    context: str
+    use_cache: bool
+    stop_at_eot: bool
+    guard: bool
+    tap: Tap | None
+    lookup: int
+    compiled: bool
+    should_stop: Callable[[], None]
+
+
+def stream_text(
     model: GPT,
     tokenizer: "Tokenizer | None",
     prompts: Sequence[str] | Sequence[Sequence[int]],
     *,
-    max_new_tokens: int,
-    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    temperature: float = DEFAULTS.temperature,
+    top_k: int = DEFAULTS.top_k,
+    top_p: float = DEFAULTS.top_p,
+    min_p: float = DEFAULTS.min_p,
+    repetition_penalty: float = DEFAULTS.repetition_penalty,
     seed: int = 1,
     n: int = 1,
     stop: str | Sequence[str] = (),
@@ -81,16 +111,20 @@ def stream(
 ) -> Iterator[Chunk]:
     """Continue every prompt; each step yields a chunk for every row that is not finished. The prompt is not repeated.
 
+        for chunk in ms.stream_text(model, tokenizer, ["ROMEO:"], temperature=0.7):
+            print(chunk.text, end="", flush=True)
+
     A row depends on its own prompt, the seed and the number of its sample, never on its neighbours, up to the
-    rounding of a batched product (in float32 that hardly ever changes a token; in bfloat16 it can).
+    rounding of a batched product (in float32 that hardly ever changes a token; in bfloat16 it can). Several iterators
+    over one model do not disturb each other: its mode is changed during a step alone.
 
     Args:
-        model: it is in eval mode until the iterator ends or is closed; then each module is as it was.
+        model: any GPT. It is in evaluation mode during each step, and as it was between two.
         tokenizer: None with prompts of ids: then the chunks hold ids and no text.
         prompts: texts, or lists of ids; an empty one starts from the end-of-text token. One longer than n_ctx keeps
             its last n_ctx - 1 tokens (at least one), and the row's first chunk has a notice of it.
-        max_new_tokens: at most so many a row.
-        sampling: how a token is chosen.
+        max_new_tokens: tokens a row, at most.
+        temperature, top_k, top_p, min_p, repetition_penalty: how a token is chosen; `mainstem.Sampling` says how.
         seed: of the row generators, with the number of the sample.
         n: samples a prompt.
         stop: strings that end a text and are not part of it.
@@ -99,16 +133,18 @@ def stream(
         use_cache: False reads the whole window at every step: the same tokens, slower.
         stop_at_eot: whether the end-of-text token ends a row; it is never part of the text.
         guard: whether tokens that would break a UTF-8 character, and special tokens but end of text, are forbidden.
-        tap: given to every forward pass. It changes no bit of what PyTorch computes; but with a tap PyTorch always
-            does, and the compiled step rounds otherwise. To compare with a text without a tap, give that
-            `compiled=False`.
-        lookup: of a single row, read so many ids ahead at once, guessed from the text so far (prompt lookup). The
-            text is the same to the bit; it is sooner there where it repeats itself, with the compiled step.
-        compiled: whether the compiled step is taken where it is there and can be; False is PyTorch alone.
+        tap: passed to every forward pass, which PyTorch then computes. The compiled decoder rounds otherwise: to
+            compare with a text without a tap, pass `compiled=False` there.
+        lookup: prompt lookup decoding for a single row: so many draft tokens a step, taken from the text so far. The
+            text is the same to the bit; it takes fewer steps where it repeats itself, with the compiled decoder.
+        compiled: whether the compiled decoder is used where it is there and supports the model.
         should_stop: called before each step; it may raise.
 
     Raises ConfigError or DataError before anything is read; RunError if the logits are not finite.
     """
+    sampling = Sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+    )
     numbers = {"max_new_tokens": (max_new_tokens, 1), "n": (n, 1), "seed": (seed, 0), "lookup": (lookup, 0)}
     for name, (value, least) in numbers.items():
         if not isinstance(value, int) or value < least:
@@ -157,50 +193,76 @@ def stream(
             text += row.decoder.flush()
         if row.finish_reason == "length":
             row.notices += _loop_notice(row.ids[row.prompt :])
-        told, row.notices = tuple(row.notices), []
-        return Chunk(row.index, text, [i], row.finish_reason, told)
+        notices, row.notices = tuple(row.notices), []
+        return Chunk(row.index, text, [i], row.finish_reason, notices)
 
     def steps() -> Iterator[Chunk]:
-        live, reader = rows, Reader(model, use_cache, tap, max_new_tokens, lookup, compiled)
-        with evaluating(model), contextlib.closing(reader):
+        live, engine = rows, Engine(model, use_cache, tap, max_new_tokens, lookup, compiled)
+        with contextlib.closing(engine):
             while live:
                 should_stop()
-                with torch.inference_mode():  # never around a yield: it would leak into the caller
-                    logits = reader.logits(live)[:, : len(token_bytes)]  # (B, V); beyond it is padding
-                    states = [utf8_state(row.decoder.pending) for row in live]
-                    chosen = choose(
-                        logits,
-                        sampling,
-                        [row.generator for row in live],
-                        seen=[set(row.ids) for row in live] if sampling.repetition_penalty != 1 else (),
-                        forbidden=forbidden[states] if forbidden is not None else None,
-                    )
+                chosen = choose_next(engine, live)
                 for row, i in zip(live, chosen, strict=True):
                     yield take(row, i)
                 live = [row for row in live if not row.finished]
 
+    def choose_next(engine: Engine, live: list[_Row]) -> list[int]:
+        with torch.inference_mode():
+            logits = engine.logits(live)[:, : len(token_bytes)]  # (B, V); beyond it is padding
+            states = [utf8_state(row.decoder.pending) for row in live]
+            return choose(
+                logits,
+                sampling,
+                [row.generator for row in live],
+                seen=[set(row.ids) for row in live] if sampling.repetition_penalty != 1 else (),
+                forbidden=forbidden[states] if forbidden is not None else None,
+            )
+
     return steps()
 
 
-def generate(model: GPT, tokenizer: "Tokenizer", prompt: str | Sequence, **options: Any) -> str | list[str]:
-    """The continuation of a prompt, without the prompt; `options` are those of `stream`, which tells more.
+def generate(model: GPT, tokenizer: "Tokenizer", prompt: str | Sequence[int], **options: Unpack[Options]) -> str:
+    """The continuation of one prompt, without the prompt.
 
-    A str for one str prompt and n = 1; else a list, one text a row, in the order of prompts and samples.
+        text = ms.generate(model, tokenizer, "ROMEO:", max_new_tokens=100, temperature=0.7)
+
+    Args:
+        model: any GPT.
+        tokenizer: the model's.
+        prompt: a text, or its ids.
+        options: keywords of `stream_text`, with its defaults.
     """
-    single = isinstance(prompt, str)
-    texts = [""] * (1 if single else len(prompt)) * options.get("n", 1)
-    for chunk in stream(model, tokenizer, [prompt] if isinstance(prompt, str) else prompt, **options):
+    (text,) = generate_batch(model, tokenizer, [prompt], n=1, **options)  # type: ignore[arg-type]
+    return text
+
+
+def generate_batch(
+    model: GPT,
+    tokenizer: "Tokenizer",
+    prompts: Sequence[str] | Sequence[Sequence[int]],
+    *,
+    n: int = 1,
+    **options: Unpack[Options],
+) -> list[str]:
+    """The continuations of several prompts, read as one batch: n a prompt, in the order of prompts and samples.
+
+    The arguments are those of `stream_text`.
+    """
+    texts = [""] * (len(prompts) * n)
+    for chunk in stream_text(model, tokenizer, prompts, n=n, **options):
         texts[chunk.row] += chunk.text
-    return texts[0] if single and len(texts) == 1 else texts
+    return texts
 
 
-def generate_ids(model: GPT, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-    """The new ids of each row, for callers without a tokenizer; `options` are those of `stream`.
+def generate_ids(
+    model: GPT, prompts: Sequence[Sequence[int]], *, n: int = 1, **options: Unpack[Options]
+) -> list[list[int]]:
+    """The new ids of each row, for callers without a tokenizer; the arguments are those of `stream_text`.
 
-    Nothing but `max_new_tokens` and the context ends a row, and no token is forbidden.
+    Only `max_new_tokens` and the context end a row, and no token is forbidden.
     """
-    rows: list[list[int]] = [[] for _ in range(len(prompts) * options.get("n", 1))]
-    for chunk in stream(model, None, prompts, **options):
+    rows: list[list[int]] = [[] for _ in range(len(prompts) * n)]
+    for chunk in stream_text(model, None, prompts, n=n, **options):
         rows[chunk.row] += chunk.ids
     return rows
 

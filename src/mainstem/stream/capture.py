@@ -1,14 +1,13 @@
 """Capture: one forward pass, and a trace of the stream that answers questions about it."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
 
-from mainstem.config import Sampling
 from mainstem.errors import ConfigError
-from mainstem.generation.decoding import stream as generation
+from mainstem.generation.decoding import SamplingOptions, stream_text
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.stack import levels
@@ -156,17 +155,19 @@ def capture_generation(
     points: str | Iterable[Key] | None = None,
     *,
     max_new_tokens: int,
-    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     seed: int = 1,
     stop: str | Sequence[str] = (),
     stop_at_eot: bool = True,
     budget: float = BUDGET,
+    **sampling: Unpack[SamplingOptions],
 ) -> Trace:
-    """Let the model continue one prompt, with its cache, and keep what it leaves while it does.
+    """Let the model continue one prompt, with its KV cache, and keep what it leaves while it does.
 
     The trace's ids are those that were read: the prompt and all that was generated but the last token. The arguments
-    are those of `capture` and `generate`. Raises ConfigError if prompt and text may not fit the context: a window that
-    slides would be read again, and its positions would be others.
+    are those of `capture` and `stream_text`.
+
+    Raises ConfigError if prompt and text may not fit the context: a window that slides would be read again, and its
+    positions would be others.
     """
     kept = default_points(model) if points is None else select(points, model)
     first, _ = padded(model, prompt if isinstance(prompt, str) else [prompt], tokenizer=tokenizer)
@@ -177,9 +178,9 @@ def capture_generation(
         kept = [*(point for point in kept if not point.startswith(("ln_f.", "resid_final"))), "resid_final"]
     _within(budget, estimate(model, kept, 1, length))
     tap = _Growing(kept)
-    chunks = generation(
-        model, tokenizer, first.tolist(), max_new_tokens=max_new_tokens, sampling=sampling, seed=seed, stop=stop,
-        stop_at_eot=stop_at_eot, context="stop", tap=tap,
+    chunks = stream_text(
+        model, tokenizer, first.tolist(), max_new_tokens=max_new_tokens, seed=seed, stop=stop, stop_at_eot=stop_at_eot,
+        context="stop", tap=tap, **sampling,
     )  # fmt: skip
     new = [i for chunk in chunks for i in chunk.ids]
     ids = torch.tensor([first[0].tolist() + new[:-1]], device=first.device)

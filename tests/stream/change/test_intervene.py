@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstem.config import Sampling
 from mainstem.errors import ConfigError
 from mainstem.generation.decoding import generate_ids
 from mainstem.stream.capture import capture
@@ -16,7 +15,7 @@ from mainstem.stream.change.steering import steering_vector
 from mainstem.text.tokenizer import Bytes
 from models import UNCUT, B, Change, T, build, configs, error, few, normal, record, small, tokens
 
-GREEDY = {"sampling": Sampling(temperature=0), "max_new_tokens": 6}
+GREEDY = {"temperature": 0, "max_new_tokens": 6}
 
 
 def zeroed(*where):

@@ -1,4 +1,4 @@
-"""The compiled step at work: one model's records, buffers and threads, all made once for a text."""
+"""The compiled decoder: a model's records, buffers and threads for the compiled step, all made once for a text."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,42 +10,42 @@ import torch
 from torch import Tensor
 
 from mainstem.errors import RunError
-from mainstem.generation import packed
 from mainstem.generation.cache import KVCache
-from mainstem.generation.packed import Packed
+from mainstem.generation.compiled import records
+from mainstem.generation.compiled.records import ModelRecords
 from mainstem.model.gpt import GPT
 
 WORTH_A_THREAD = 1 << 22
 """Bytes of weights a step below which a second thread would come too late to help."""
 
 
-class Stepper:
+class CompiledDecoder:
     """Reads tokens into a cache that the model has begun, and gives their logits, without an allocation.
 
     Args:
-        model: one for which `packed.unlike` is None.
-        step: the compiled function, as `compiled.load` gives it.
+        model: one for which `records.unsupported` is None.
+        step: the compiled function, as `step_for` returns it.
         positions: tokens at once, at most.
         size: of the caches, at most.
         threads: at most so many; the result is the same for any number.
     """
 
     def __init__(self, model: GPT, step: Callable[..., bool], positions: int, size: int, threads: int):
-        self._packed, self._step = Packed(model), step
+        self._packed, self._step = ModelRecords(model), step
         config = model.config
         C, V, W, M = config.d_model, config.vocab_size, config.n_head * config.d_head, config.d_mlp
         self._threads = threads if self._packed.bytes_read > WORTH_A_THREAD else 1
-        phases = packed.PHASES * config.n_layer + 1
-        self._sync = np.zeros((2, (packed.CLAIMS + packed.LINE * phases) // 8), np.int64)
-        own, scores = 2 * positions * C, size + packed.LINE // 4
+        phases = records.PHASES * config.n_layer + 1
+        self._sync = np.zeros((2, (records.CLAIMS + records.LINE * phases) // 8), np.int64)
+        own, scores = 2 * positions * C, size + records.LINE // 4
         counts = {  # of float32
             "own": self._threads * own, "scores": self._threads * scores, "qkv": positions * 3 * W, "z": positions * W,
             "attn_write": positions * C, "post": positions * M, "up": positions * M, "mlp_write": positions * C,
         }  # fmt: skip
         self._buffers = {name: np.zeros(max(1, count), np.float32) for name, count in counts.items()}
-        self._positions = np.zeros(positions, packed.POSITION)
+        self._positions = np.zeros(positions, records.POSITION)
         self._logits = torch.zeros(positions, V)
-        self._work = np.zeros(1, packed.WORK)
+        self._work = np.zeros(1, records.WORK)
         work: Any = self._work[0]
         for name, array in self._buffers.items():
             work[name] = array.ctypes.data
@@ -97,7 +97,7 @@ class Stepper:
                 others.append(self._workers().submit(self._part, sync, *given, thread))
             whole = self._part(sync, *given, 0)
         except BaseException:
-            sync[packed.ABANDONED // 8] = 1
+            sync[records.ABANDONED // 8] = 1
             wait(others)  # until nobody writes any more
             raise
         if not whole:
@@ -109,7 +109,7 @@ class Stepper:
         try:
             return self._step(*given)
         except BaseException:
-            sync[packed.ABANDONED // 8] = 1
+            sync[records.ABANDONED // 8] = 1
             raise
 
     def _workers(self) -> ThreadPoolExecutor:

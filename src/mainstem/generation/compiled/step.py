@@ -12,7 +12,7 @@ import os
 import numpy as np
 from numba import njit, types
 
-from mainstem.generation import lanes, packed
+from mainstem.generation.compiled import records, simd
 from mainstem.model.kernels.address import add_to, floats, seen_at
 from mainstem.model.kernels.arithmetic import exp, gelu_tanh, logistic
 
@@ -22,11 +22,11 @@ PAGE = 4096
 """Bytes; where the processor's own foresight ends, so a single row calls for what is that far ahead."""
 SHORT = 4
 """Short pieces a thread, at most, of what is shared out."""
-ROWS, POSITIONS = (4, 4) if lanes.WIDE else (2, 2)
+ROWS, POSITIONS = (4, 4) if simd.WIDE else (2, 2)
 """Of a tile: as many sums as the registers hold."""
 
-_one, _column, _pair = lanes.product(1, 1), lanes.product(ROWS, 1), lanes.product(ROWS, 2)
-_tile = lanes.product(ROWS, POSITIONS)
+_one, _column, _pair = simd.product(1, 1), simd.product(ROWS, 1), simd.product(ROWS, 2)
+_tile = simd.product(ROWS, POSITIONS)
 _let_others = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
 _compiled = njit(nogil=True, error_model="numpy")
 
@@ -37,7 +37,7 @@ def step(like, model, blocks, positions, works, thread):
 
     Args:
         like: an array of the type in which weights are stored.
-        model, blocks: the records of `Packed`.
+        model, blocks: the records of `ModelRecords`.
         positions: (P,) records, those of one row together and in order.
         works: one record, where to work.
         thread: which of the threads this is; all of them must come.
@@ -50,7 +50,7 @@ def step(like, model, blocks, positions, works, thread):
     reads, met = stream + 4 * work.capacity * C, 0
     _embed(like, m, positions, stream)
     for index in range(len(blocks)):
-        block, phase = blocks[index], packed.PHASES * index
+        block, phase = blocks[index], records.PHASES * index
         _read(block.res_1, m, stream, reads, P)
         _times(like, work, phase, block.c_attn, reads, 4 * C, work.qkv, 12 * W, P)
         if not _meet(work, met + 1):
@@ -75,7 +75,7 @@ def step(like, model, blocks, positions, works, thread):
             met += 2
     for p in range(P):
         _normalise(m.ln_f, m.ones, stream + 4 * C * p, reads + 4 * C * p, C)
-    _times(like, work, packed.PHASES * len(blocks), m.head, reads, 4 * C, work.logits, 4 * m.head.outputs, P)
+    _times(like, work, records.PHASES * len(blocks), m.head, reads, 4 * C, work.logits, 4 * m.head.outputs, P)
     return _meet(work, met + 1)
 
 
@@ -84,10 +84,10 @@ def _meet(work, count):
     """Wait until every thread has come here, the count-th time. False if the step was abandoned."""
     if work.threads == 1:
         return True
-    add_to(work.sync + packed.ARRIVED, 1)
+    add_to(work.sync + records.ARRIVED, 1)
     looks = 0
-    while seen_at(work.sync + packed.ARRIVED) < count * work.threads:
-        if seen_at(work.sync + packed.ABANDONED) != 0:
+    while seen_at(work.sync + records.ARRIVED) < count * work.threads:
+        if seen_at(work.sync + records.ABANDONED) != 0:
             return False
         looks += 1
         if looks > WAITS:
@@ -98,7 +98,7 @@ def _meet(work, count):
 @_compiled
 def _claim(work, phase):
     """The number of the next piece of a phase, 0 for the first thread that asks."""
-    return add_to(work.sync + packed.CLAIMS + packed.LINE * phase, 1)
+    return add_to(work.sync + records.CLAIMS + records.LINE * phase, 1)
 
 
 @_compiled
@@ -169,7 +169,7 @@ def _embed(like, m, positions, stream):
         at = positions[p]
         x, token = floats(stream + 4 * C * p, C), m.wte.weight + at.id * C * like.itemsize
         for i in range(C):
-            x[i] = lanes.widened(like, token + i * like.itemsize)
+            x[i] = simd.widened(like, token + i * like.itemsize)
         if m.wte.scale != 0:
             scale = floats(m.wte.scale + 4 * at.id, 1)[0]
             for i in range(C):
@@ -184,12 +184,12 @@ def _embed(like, m, positions, stream):
 def _normalise(norm, ones, source, target, n):
     """The norm of n float32 at `source`, put at `target`, which may be the same place; without a norm, a copy."""
     x, y, mean = floats(source, n), floats(target, n), np.float32(0.0)
-    if norm.kind == packed.LAYERNORM:
-        mean = lanes.inner(source, ones, n) / np.float32(n)
+    if norm.kind == records.LAYERNORM:
+        mean = simd.inner(source, ones, n) / np.float32(n)
     for i in range(n):
         y[i] = x[i] - mean
-    if norm.kind != packed.NO_NORM:
-        scale = np.float32(1.0) / np.float32(math.sqrt(lanes.inner(target, target, n) / np.float32(n) + norm.eps))
+    if norm.kind != records.NO_NORM:
+        scale = np.float32(1.0) / np.float32(math.sqrt(simd.inner(target, target, n) / np.float32(n) + norm.eps))
         gain = floats(norm.gain, n)
         for i in range(n):
             y[i] = y[i] * scale * gain[i]
@@ -294,7 +294,7 @@ def _mix(D, scale, q, keys, values, scores, z):
         _column(scores, keys + 4 * D * j, 4 * D, q, 0, at + 4 * j, 0, D, keys + 4 * D * (j + ROWS))
         j += ROWS
     while j < count:
-        scores[j] = lanes.inner(keys + 4 * D * j, q, D)
+        scores[j] = simd.inner(keys + 4 * D * j, q, D)
         j += 1
     most = scores[0]
     for j in range(count):
@@ -316,18 +316,18 @@ def _mix(D, scale, q, keys, values, scores, z):
 @_compiled
 def _activate(kind, x):
     """The activation of every value, in its place."""
-    if kind == packed.GELU_TANH:
+    if kind == records.GELU_TANH:
         for i in range(len(x)):
             x[i] = gelu_tanh(x[i])
-    elif kind == packed.GELU:
+    elif kind == records.GELU:
         for i in range(len(x)):
             x[i] *= np.float32(0.5) * (np.float32(1.0) + np.float32(math.erf(x[i] * np.float32(0.7071067811865476))))
-    elif kind == packed.SILU:
+    elif kind == records.SILU:
         for i in range(len(x)):
             x[i] *= logistic(x[i])
     else:
         for i in range(len(x)):
             x[i] = np.float32(0.0) if x[i] < np.float32(0.0) else x[i]
-    if kind == packed.RELU2:
+    if kind == records.RELU2:
         for i in range(len(x)):
             x[i] *= x[i]

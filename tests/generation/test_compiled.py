@@ -12,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mainstem.config import ACTIVATIONS, NORMS, POSITIONS, ModelConfig, Sampling
+from mainstem.config import ACTIVATIONS, NORMS, POSITIONS, ModelConfig
 from mainstem.errors import ConfigError, RunError
-from mainstem.generation import compiled, decoding, packed, reading
+from mainstem.generation import decoding, engine
 from mainstem.generation.cache import KVCache
+from mainstem.generation.compiled import records, store
+from mainstem.generation.compiled.decoder import CompiledDecoder
 from mainstem.generation.decoding import generate_ids
-from mainstem.generation.fast import Stepper
 from mainstem.model.gpt import GPT
 from mainstem.model.quantized import quantize, weights_of
 from models import ROWS, build, configs, error, small
@@ -25,7 +26,7 @@ from models import ROWS, build, configs, error, small
 pytestmark = pytest.mark.usefixtures("compiled_step")
 some = settings(deadline=None, max_examples=25)
 WEIGHTS = ("fp32", "bf16", "int8")
-GREEDY = Sampling(temperature=0)
+GREEDY = {"temperature": 0}
 
 
 def stored(model, weights):
@@ -45,7 +46,7 @@ def stepped(model, ids, before, each, padding=None, threads=1):
     cache = KVCache(model.config, rows)
     if before:
         model.stream(ids[:, :before], mask=mask[:, :before], cache=cache)
-    stepper = Stepper(model, compiled.load(weights_of(model)), rows * each, length, threads)
+    stepper = CompiledDecoder(model, store.load(weights_of(model)), rows * each, length, threads)
     read = []
     for at in range(before, length, each):
         logits = stepper.read(ids[:, at : at + each].tolist(), cache, padding)
@@ -59,7 +60,7 @@ def stepped(model, ids, before, each, padding=None, threads=1):
 @given(configs(n_ctx=8), st.sampled_from(WEIGHTS), st.integers(0, 2))
 def test_it_is_the_plain_step(config, weights, left_out):
     model = stored(build(config, torch.float32), weights)
-    assert packed.unlike(model) is None
+    assert records.unsupported(model) is None
     ids, padding = ids_of(config, 2), [0, left_out]
     mask = torch.arange(8) >= torch.tensor(padding)[:, None]
     with torch.no_grad():
@@ -84,7 +85,7 @@ def test_a_position_has_the_bits_that_it_has_alone(shape, weights, monkeypatch):
 
     All is read by the step itself, for PyTorch's products do depend on the batch, a little.
     """
-    monkeypatch.setattr("mainstem.generation.fast.WORTH_A_THREAD", 0)
+    monkeypatch.setattr("mainstem.generation.compiled.decoder.WORTH_A_THREAD", 0)
     model = stored(build(small(**shape), torch.float32), weights)
     ids = ids_of(model.config, 6)
     alone = torch.cat([stepped(model, row[None], 0, 1) for row in ids])
@@ -94,7 +95,7 @@ def test_a_position_has_the_bits_that_it_has_alone(shape, weights, monkeypatch):
 
 
 def test_threads_change_no_bit(monkeypatch):
-    monkeypatch.setattr("mainstem.generation.fast.WORTH_A_THREAD", 0)
+    monkeypatch.setattr("mainstem.generation.compiled.decoder.WORTH_A_THREAD", 0)
     model = build(small(d_model=48, vocab_size=301), torch.float32)
     ids = ids_of(model.config, 3)
     one = stepped(model, ids, 2, 1, [0, 1, 2])
@@ -107,7 +108,7 @@ def test_the_weights_of_now_are_read():
     model = build(small(), torch.float32)
     cache = KVCache(model.config, 1)
     with torch.no_grad():
-        stepper = Stepper(model, compiled.load("fp32"), 1, 8, 1)
+        stepper = CompiledDecoder(model, store.load("fp32"), 1, 8, 1)
         before = stepper.read([[3]], cache, [0]).clone()
         model.ln_f.weight.mul_(2)
         model.blocks[1].mlp.c_fc.weight.mul_(0.5)
@@ -126,7 +127,7 @@ def test_what_is_not_finite_stays_so(bad, where):
         logits = stepped(model, ids_of(model.config, 1), 2, 1)
     assert not torch.isfinite(logits).all()
     with pytest.raises(RunError, match="not finite"):
-        generate_ids(model, [[1, 2]], max_new_tokens=3, sampling=GREEDY)
+        generate_ids(model, [[1, 2]], max_new_tokens=3, **GREEDY)
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------
@@ -135,18 +136,18 @@ def test_what_is_not_finite_stays_so(bad, where):
 @pytest.fixture
 def stepper(monkeypatch):
     """Makes one of two threads, with another step than the compiled one if it is given."""
-    monkeypatch.setattr("mainstem.generation.fast.WORTH_A_THREAD", 0)
+    monkeypatch.setattr("mainstem.generation.compiled.decoder.WORTH_A_THREAD", 0)
     model = build(small(), torch.float32)
 
     def make(step=None):
-        return Stepper(model, step or compiled.load("fp32"), 1, 8, 2), KVCache(model.config, 1)
+        return CompiledDecoder(model, step or store.load("fp32"), 1, 8, 2), KVCache(model.config, 1)
 
     return make
 
 
 def abandoned(works, seconds=5.0):
     """Whether a step was abandoned before so many seconds were over."""
-    flag, end = ctypes.c_int64.from_address(int(works[0]["sync"]) + packed.ABANDONED), time.monotonic() + seconds
+    flag, end = ctypes.c_int64.from_address(int(works[0]["sync"]) + records.ABANDONED), time.monotonic() + seconds
     while not flag.value and time.monotonic() < end:
         time.sleep(0.001)
     return bool(flag.value)
@@ -221,13 +222,13 @@ def test_a_forked_process_has_threads_of_its_own(stepper):
 @pytest.fixture
 def steps(monkeypatch):
     """How many tokens each compiled step has read."""
-    found, read = [], Stepper.read
+    found, read = [], CompiledDecoder.read
 
     def noting(self, ids, cache, padding):
         found.append(len(ids[0]))
         return read(self, ids, cache, padding)
 
-    monkeypatch.setattr(Stepper, "read", noting)
+    monkeypatch.setattr(CompiledDecoder, "read", noting)
     return found
 
 
@@ -238,10 +239,10 @@ def test_it_says_what_pytorch_says(lively, steps, monkeypatch, fields, weights):
     model = stored(lively(torch.float32, **fields), weights)
     n_ctx = model.config.n_ctx
     prompts = [list(range(1, 1 + length)) for length in sorted({1, n_ctx // 2 or 1, n_ctx})]
-    options = {"max_new_tokens": 3 * n_ctx, "sampling": GREEDY}
+    options = {"max_new_tokens": 3 * n_ctx, **GREEDY}
     found = generate_ids(model, prompts, **options)
     assert steps or n_ctx == 1
-    monkeypatch.setattr(compiled, "load", lambda weights: None)
+    monkeypatch.setattr(store, "load", lambda weights: None)
     assert found == generate_ids(model, prompts, **options)
 
 
@@ -265,7 +266,7 @@ def test_watching_changes_no_bit_of_what_pytorch_computes(lively, steps, monkeyp
     model, found = lively(torch.float32), []
     for options in ({"tap": Watch()}, {"compiled": False}, {"tap": Watch(), "compiled": False}):
         seen.clear()
-        generate_ids(model, [[1, 2], [3]], max_new_tokens=30, sampling=GREEDY, **options)
+        generate_ids(model, [[1, 2], [3]], max_new_tokens=30, **GREEDY, **options)
         found.append(torch.cat(seen))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
@@ -276,7 +277,7 @@ def test_watching_changes_no_bit_of_what_pytorch_computes(lively, steps, monkeyp
 def test_what_it_cannot_do_pytorch_does(lively, steps, plain):
     model = lively(torch.float64 if "double" in plain else torch.float32)
     options = {"use_cache": plain.get("use_cache", True), "tap": Watch() if "tap" in plain else None}
-    generate_ids(model, [[1, 2]], max_new_tokens=4, sampling=GREEDY, **options)
+    generate_ids(model, [[1, 2]], max_new_tokens=4, **GREEDY, **options)
     assert not steps
 
 
@@ -284,8 +285,8 @@ def test_a_subclass_is_not_packed(lively):
     class Other(GPT):
         pass
 
-    assert packed.unlike(Other(small())) == "Other is not GPT itself"
-    assert packed.unlike(lively(torch.float64)).startswith("wte.weight is torch.float64")
+    assert records.unsupported(Other(small())) == "Other is not GPT itself"
+    assert records.unsupported(lively(torch.float64)).startswith("wte.weight is torch.float64")
 
 
 def test_what_is_hung_on_a_model_is_not_packed():
@@ -295,31 +296,31 @@ def test_what_is_hung_on_a_model_is_not_packed():
         module = model.get_submodule(name)
         for hang in (module.register_forward_hook, module.register_forward_pre_hook):
             handle = hang(lambda *given: None)
-            assert packed.unlike(model) == f"{name or 'the model'} has a hook"
+            assert records.unsupported(model) == f"{name or 'the model'} has a hook"
             handle.remove()
     for hang in (modules.register_module_forward_hook, modules.register_module_forward_pre_hook):
         handle = hang(lambda *given: None)
-        assert packed.unlike(model) == "every module has a hook"
+        assert records.unsupported(model) == "every module has a hook"
         handle.remove()
     model.blocks[1].attn.forward = lambda *given, **more: given[0]
-    assert packed.unlike(model) == "blocks.1.attn has a forward of its own"
+    assert records.unsupported(model) == "blocks.1.attn has a forward of its own"
     del model.blocks[1].attn.forward
-    assert packed.unlike(model) is None
+    assert records.unsupported(model) is None
     del model.blocks[2]
-    assert packed.unlike(model) == "2 blocks are there, and n_layer is 3"
+    assert records.unsupported(model) == "2 blocks are there, and n_layer is 3"
 
 
 # --- reading ahead ---------------------------------------------------------------------------------------------------
 
 
 def test_followers():
-    assert reading.followers([1, 2, 3, 4, 5, 1, 2, 3], 2) == [4, 5]
-    assert reading.followers([7, 1, 2, 9, 8, 1, 2], 3) == [9, 8, 1]
-    assert reading.followers([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3], 1) == [4]  # three count before two
-    assert reading.followers([1, 1, 1, 1], 4) == [1, 1, 1, 1]
-    assert reading.followers([9, 5, 6, 7, 5, 6], 5) == [7, 5, 6, 7, 5]
-    assert reading.followers([1, 2, 3], 4) == []
-    assert reading.followers([], 4) == []
+    assert engine.prompt_lookup([1, 2, 3, 4, 5, 1, 2, 3], 2) == [4, 5]
+    assert engine.prompt_lookup([7, 1, 2, 9, 8, 1, 2], 3) == [9, 8, 1]
+    assert engine.prompt_lookup([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3], 1) == [4]  # three count before two
+    assert engine.prompt_lookup([1, 1, 1, 1], 4) == [1, 1, 1, 1]
+    assert engine.prompt_lookup([9, 5, 6, 7, 5, 6], 5) == [7, 5, 6, 7, 5]
+    assert engine.prompt_lookup([1, 2, 3], 4) == []
+    assert engine.prompt_lookup([], 4) == []
 
 
 @some
@@ -336,21 +337,21 @@ def test_reading_ahead_changes_nothing(seed, weights, lookup, temperature, size)
     with torch.no_grad():
         model.wte.weight.mul_(size / 0.02)
     model = stored(model, weights)
-    options = {"max_new_tokens": 60, "sampling": Sampling(temperature=temperature), "seed": seed}
+    options = {"max_new_tokens": 60, "temperature": float(temperature), "seed": seed}
     assert generate_ids(model, [[1, 2, 3]], lookup=lookup, **options) == generate_ids(model, [[1, 2, 3]], **options)
 
 
 def test_reading_ahead_takes_fewer_steps(lively, steps):
     model = lively(torch.float32, vocab_size=3, n_ctx=64)
-    generate_ids(model, [[1, 2]], max_new_tokens=60, sampling=GREEDY)
+    generate_ids(model, [[1, 2]], max_new_tokens=60, **GREEDY)
     plain = len(steps)
     steps.clear()
-    generate_ids(model, [[1, 2]], max_new_tokens=60, sampling=GREEDY, lookup=6)
+    generate_ids(model, [[1, 2]], max_new_tokens=60, **GREEDY, lookup=6)
     assert len(steps) < plain / 2
 
 
 def test_no_more_is_read_ahead_than_fits_the_cache(lively):
-    model, options = lively(torch.float32), {"max_new_tokens": 30, "sampling": GREEDY}
+    model, options = lively(torch.float32), {"max_new_tokens": 30, **GREEDY}
     assert generate_ids(model, [[1, 2]], lookup=10**9, **options) == generate_ids(model, [[1, 2]], **options)
 
 

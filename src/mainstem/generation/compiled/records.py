@@ -72,7 +72,7 @@ STORED = {"fp32": np.float32, "bf16": np.uint16, "int8": np.int8}
 """The type of a weight as Numba knows it; bfloat16 by its bits."""
 
 
-class Packed:
+class ModelRecords:
     """The records of one model, and what they point to.
 
     Args:
@@ -147,8 +147,8 @@ class Packed:
 _PLAIN = {nn.Embedding, nn.Linear, nn.Identity, nn.Dropout, nn.ModuleList}
 
 
-def unlike(model: GPT) -> str | None:
-    """The first thing about a model that the compiled step does not know; None if it can be packed.
+def unsupported(model: GPT) -> str | None:
+    """The first thing about a model that the compiled step does not know; None if it can be records.
 
     It knows all that GPT builds, in float32 on the CPU. A subclass, a hook or a method put in another's place may
     compute something else, and so may blocks that were taken out or added.

@@ -1,0 +1,223 @@
+"""The compiled step on disk: made once by a process of its own, then loaded in a moment.
+
+Compiling takes many seconds, so no text waits for it: `load` only loads what lies whole in the user's cache folder, and
+`start` has it made for the next time. The folder's name is a hash of what it was made from, so another version,
+interpreter or processor has another.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+from filelock import FileLock, Timeout
+
+from mainstem import atomic
+from mainstem.errors import RunError
+from mainstem.generation.compiled import records
+from mainstem.model.quantized import Weights
+
+SOURCES = (
+    "generation/compiled/step", "generation/compiled/simd", "generation/compiled/records", "model/kernels/address",
+    "model/kernels/arithmetic",
+)  # fmt: skip
+"""The files that the compiled step is made from."""
+SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX")
+"""Environment variables by which Numba compiles for another processor than this one."""
+READY = "ready.json"
+"""Lists what Numba wrote below the folder, with its sha256."""
+
+
+def base() -> Path:
+    """Where compiled code is kept: below NUMBA_CACHE_DIR if that is set, else in the user's cache folder.
+
+    Raises RuntimeError without a home.
+    """
+    if own := os.environ.get("NUMBA_CACHE_DIR"):
+        return Path(own) / "mainstem"
+    return platformdirs.user_cache_path("mainstem", appauthor=False)
+
+
+def folder() -> Path | None:
+    """The folder of this version on this machine; None without Numba, without a home, and without the sources."""
+    try:
+        versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite", "numpy")]
+        llvm = importlib.import_module("llvmlite.binding")
+        cpu = [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
+        files = [Path(__file__).parents[2] / f"{name}.py" for name in SOURCES]
+        sources = [f"{file} {file.stat().st_mtime_ns} {file.read_bytes()!r}" for file in files]
+        settings = [f"{name}={os.environ.get(name)}" for name in SETTINGS]
+        facts = [*versions, *cpu, *settings, sys.version, *sources]
+        return base() / f"kernels-{hashlib.sha256(''.join(facts).encode()).hexdigest()[:16]}"
+    except Exception:  # whatever is missing or broken, texts are generated without it
+        return None
+
+
+def ready() -> bool:
+    """Whether the compiled step lies there whole."""
+    path = folder()
+    return path is not None and _verified(path)
+
+
+def _verified(path: Path) -> bool:
+    with contextlib.suppress(Exception):  # whatever is wrong with it, it is made again
+        if atomic.fault(path) is None:
+            files = atomic.read_json(path / READY)
+            return bool(files) and all(atomic.sha256(path / name) == sha for name, sha in files.items())
+    return False
+
+
+@functools.cache
+def load(weights: Weights) -> Callable[..., bool] | None:
+    """The compiled step for weights that are stored so; None if it is not there, whatever the reason."""
+    path = folder()
+    if path is None or not _verified(path):
+        return None
+    try:
+        return _compile(path, (weights,))
+    except Exception:  # of Numba, which only makes texts faster
+        return None
+
+
+def _compile(into: Path, every: tuple[Weights, ...]) -> Callable[..., bool]:
+    """The step, compiled for each kind of weights, or taken from the folder if it is there."""
+    numba = importlib.import_module("numba")
+    step = importlib.import_module("mainstem.generation.compiled.step")
+    with _numba_writes_to(numba, into):
+        step.step.enable_caching()
+    step.step.disable_compile(False)
+    for weights in every:
+        likes: list[Any] = [np.zeros(1, records.STORED[weights])]
+        likes += [np.zeros(1, record) for record in (records.MODEL, records.BLOCK, records.POSITION, records.WORK)]
+        step.step.compile((*map(numba.typeof, likes), numba.int64))
+    step.step.disable_compile()  # no call waits for a compiler: one that fits nothing here raises
+    return step.step
+
+
+@contextlib.contextmanager
+def _numba_writes_to(numba: Any, path: Path) -> Iterator[None]:
+    """Numba's cache folder for the functions that are given one here; after it, as it was."""
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(path)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def build(patience: float = 0) -> bool:
+    """Compile everything into the folder, which takes many seconds. Returns whether it lies there whole afterwards.
+
+    It does not without Numba, nor while another process compiles for longer than `patience` seconds. Raises RunError if
+    compiling fails, and leaves a file that says so.
+    """
+    path = folder()
+    if path is None:
+        return False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(path).acquire(timeout=patience):
+            if not _verified(path):
+                _build(path)
+        return True
+    except Timeout:
+        return False
+    except Exception as error:  # of Numba, or of the disk
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        with contextlib.suppress(OSError):
+            _failure(path).write_text(reason, encoding="utf-8")
+        fix = f"see that numba fits numpy, and that {path.parent} can be written to and has room"
+        raise RunError(f"the compiled decoder could not be made ({reason}); {fix}") from error
+
+
+def _build(path: Path) -> None:
+    _failure(path).unlink(missing_ok=True)
+    atomic.remove_leftovers(path.parent)
+    with atomic.new_folder(path) as temporary:
+        _compile(temporary, ("fp32", "bf16", "int8"))
+        files = [file for file in temporary.rglob("*") if file.is_file()]
+        shas = {file.relative_to(temporary).as_posix(): atomic.sha256(file) for file in files}
+        (temporary / READY).write_text(atomic.to_json(shas), encoding="utf-8")
+
+
+def _failure(path: Path) -> Path:
+    """The file that says why the folder could not be made."""
+    return path.with_suffix(".failed")
+
+
+def _lock(path: Path) -> FileLock:
+    """Held by the process that makes the folder; the system releases it when that process ends, however it ends."""
+    return FileLock(path.with_suffix(".lock"))
+
+
+def underway() -> bool:
+    """Whether a process is compiling."""
+    path = folder()
+    if path is None or not path.with_suffix(".lock").exists():
+        return False
+    try:
+        with _lock(path).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False
+
+
+def failure() -> str | None:
+    """Why compiling failed before, and what to do to have it tried again; None if it did not."""
+    path = folder()
+    with contextlib.suppress(OSError, ValueError):
+        if path is not None:
+            reason = _failure(path).read_text(encoding="utf-8") or "the reason could not be written"
+            return f"{reason}; mainstem compile tries it again"
+    return None
+
+
+def start() -> bool:
+    """Have the step compiled by another process, which outlives this one. Returns whether it was started.
+
+    It is not where the folder cannot be written to, nor where compiling has failed before. The process imports nothing
+    from the current folder: it does not look there (-P), and works in the cache folder. Never raises.
+    """
+    with contextlib.suppress(Exception):
+        path = folder()
+        if path is not None and not _failure(path).exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(path.parent, os.W_OK):
+                return False
+            nothing: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            line = [sys.executable, "-P", "-m", __name__]
+            subprocess.Popen(line, cwd=path.parent, start_new_session=True, **nothing)
+            return True
+    return False
+
+
+def remove() -> list[Path]:
+    """Remove compiled code of every version, and marks of failure. Returns the folders that were removed.
+
+    What a process is compiling stays.
+    """
+    removed = []
+    for path in sorted(base().glob("kernels-*")):
+        if path.is_dir():
+            with contextlib.suppress(Timeout), _lock(path).acquire(timeout=0):
+                shutil.rmtree(path)
+                removed.append(path)
+        elif path.suffix == ".failed":
+            path.unlink()
+    return removed
+
+
+if __name__ == "__main__":
+    os.nice(10) if hasattr(os, "nice") else None
+    build()
