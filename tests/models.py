@@ -40,6 +40,8 @@ def configs(**fixed: object) -> st.SearchStrategy[ModelConfig]:
         "tie_embeddings": st.booleans(),
         "lm_head_bias": st.booleans(),
         "qk_norm": st.booleans(),
+        "rope_base": st.sampled_from((10000.0, 20.0)),
+        "norm_eps": st.sampled_from((1e-5, 1e-2)),
     }
     return st.builds(ModelConfig, **choices | {field: st.just(value) for field, value in fixed.items()})
 

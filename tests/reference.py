@@ -6,6 +6,8 @@ gradient that is taken through an oracle lands on the weights under our names.
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -273,3 +275,81 @@ def norm_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
     if isinstance(module, nn.RMSNorm):
         return lambda x: F.rms_norm(x, shape, weight, module.eps)
     return lambda x: F.layer_norm(x, shape, weight, bias, module.eps)
+
+
+# Any config, written out.
+
+
+def turned(x: Tensor, base: float) -> Tensor:
+    """x (B, T, H, D) with pair i, dimensions i and i + D / 2, turned by the angle t base^(-2 i / D) at position t.
+
+    As complex numbers: a turn is a product with e^(i angle). Su et al. 2021, equation 14.
+    """
+    T, D = x.shape[1], x.shape[-1]
+    angles = torch.arange(T).double()[:, None, None] * base ** (-torch.arange(0, D, 2).double() / D)  # (T, 1, D / 2)
+    pairs = torch.complex(x[..., : D // 2], x[..., D // 2 :]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((pairs.real, pairs.imag), -1)
+
+
+def activated(name: str, h: Tensor) -> Tensor:
+    """An MLP's activation; a gated one takes gate and up side by side."""
+    gate, up = h.chunk(2, -1)
+    match name:
+        case "gelu":
+            return h * 0.5 * (1 + torch.erf(h / math.sqrt(2)))
+        case "gelu_tanh":
+            return gelu_tanh(h)
+        case "relu":
+            return h.clamp(min=0)
+        case "relu2":
+            return h.clamp(min=0) ** 2
+        case "swiglu":
+            return gate * torch.sigmoid(gate) * up
+        case "geglu":
+            return gate * 0.5 * (1 + torch.erf(gate / math.sqrt(2))) * up
+    raise AssertionError(f"activation {name!r} is not written")
+
+
+def plain_forward(ids: Tensor, state: Mapping[str, Tensor], config: Any) -> Tensor:
+    """Logits, (B, T, V), of any resolved config without dropout; `state` under our names."""
+
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ state[f"{name}.weight"].T + state.get(f"{name}.bias", 0.0)
+
+    def norm(name: str) -> Callable[[Tensor], Tensor]:
+        gain, bias = state[f"{name}.weight"], state.get(f"{name}.bias", 0.0)
+        if config.norm == "rmsnorm":
+            return lambda x: rms_norm(x, gain, config.norm_eps)
+        return lambda x: layer_norm(x, gain, bias, config.norm_eps)
+
+    def attend(index: int, x: Tensor) -> Tensor:
+        name, scale = f"blocks.{index}.attn", config.attn_scale / (index + 1 if config.attn_scale_by_depth else 1)
+        parts = linear(f"{name}.c_attn", x).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (config.n_head, config.d_head)) for part in parts)  # (B, T, H, D)
+        if config.qk_norm:
+            q, k = norm(f"{name}.q_norm")(q), norm(f"{name}.k_norm")(k)
+        if config.position == "rotary":
+            q, k = turned(q, config.rope_base), turned(k, config.rope_base)
+        scores = scale * torch.einsum("bqhd,bkhd->bhqk", q, k)
+        future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        z = torch.einsum("bhqk,bkhd->bqhd", scores.masked_fill(future, -math.inf).softmax(-1), v)
+        return linear(f"{name}.c_proj", z.flatten(-2))
+
+    def feed(index: int, x: Tensor) -> Tensor:
+        name = f"blocks.{index}.mlp"
+        return linear(f"{name}.c_proj", activated(config.activation, linear(f"{name}.c_fc", x)))
+
+    x = state["wte.weight"][ids]
+    if config.position == "learned":
+        x = x + state["wpe.weight"][: ids.shape[1]]
+    for index in range(config.n_layer):
+        for join, branch in (("res_1", attend), ("res_2", feed))[: 2 if config.d_mlp else 1]:
+            place, slots = f"blocks.{index}.{join}", ("ln_in", "ln_out", "ln_add")
+            norms = {slot: norm(f"{place}.{slot}") for slot in slots if f"{place}.{slot}.weight" in state}
+            x = reference_join(
+                config.residual, partial(branch, index), x, norms=norms, gain=state.get(f"{place}.gain.weight"),
+                drop=lambda y: y, index=index, depth=config.n_layer,
+            )  # fmt: skip
+    if "ln_f.weight" in state:
+        x = norm("ln_f")(x)
+    return linear("lm_head", x)

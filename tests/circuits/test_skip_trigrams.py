@@ -15,7 +15,7 @@ from mainstem.circuits.head_weights import ov, qk
 from mainstem.circuits.skip_trigrams import skip_trigrams
 from mainstem.circuits.weights import reader, writer
 from mainstem.errors import ConfigError
-from models import ROWS, build, configs, error, few, small, tokens
+from models import ROWS, build, configs, error, few, record, small, tokens
 
 CHUNKS = st.sampled_from((1, 30, 1 << 22))
 BARE = ("none", "rezero", "no_skip_bare")
@@ -97,6 +97,17 @@ def test_keep_in_mind_and_keep_at_bay():
     found = [row[:3] for row in skip_trigrams(skip_trigram(), count=4).rows]
     assert set(found[:2]) == {(KEEP, IN, MIND), (KEEP, AT, BAY)}
     assert set(found[2:]) == {(KEEP, IN, BAY), (KEEP, AT, MIND)}
+
+
+@few
+@given(configs(position="rotary", n_layer=1), st.integers(0, 6))
+def test_queries_and_keys_are_those_of_the_model_so_far_apart(config, offset):
+    """After QK-norm, then rotation; the products depend on the distance alone."""
+    model, ids = build(config), tokens(config)
+    points, block = record(model, ids), trigrams._Reading(model, 0, 5, offset)
+    q, k = points["blocks.0.attn.q"], points["blocks.0.attn.k"]  # (B, T, H, D)
+    products = (q[:, offset:] * k[:, : 7 - offset]).sum(-1)
+    assert error((block.q[ids][:, offset:] * block.k[ids][:, : 7 - offset]).sum(-1), products) < 1e-10
 
 
 def test_few_candidates_are_the_best_ones(monkeypatch):

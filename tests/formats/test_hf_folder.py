@@ -41,8 +41,8 @@ def settled(config):
 held = st.builds(
     lambda config, **choices: config.replace(**choices),
     configs(
-        residual="pre", norm="layernorm", position="learned", qk_norm=False, bias=True, lm_head_bias=False, d_head=AUTO,
-        vocab_size=12, n_ctx=12,
+        residual="pre", norm="layernorm", position="learned", rope_base=10000.0, qk_norm=False, bias=True,
+        lm_head_bias=False, d_head=AUTO, vocab_size=12, n_ctx=12,
     ),
     n_layer=st.integers(0, 3),
     d_mlp=st.sampled_from((AUTO, 12, 20)),

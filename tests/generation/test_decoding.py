@@ -121,6 +121,20 @@ def test_a_sampled_row_of_a_batch_is_the_row_alone(lively, context):
     assert {len(row) for row in batch} == ({80} if context == "slide" else {32, 26, 2, 1})
 
 
+def test_pytorch_reads_nothing_ahead(lively, monkeypatch):
+    """Prompt lookup is the compiled decoder's; without it `lookup` changes neither the text nor what is read."""
+    model, reads, stream_of = lively(), [], GPT.stream
+
+    def noting(self, ids, **rest):
+        reads.append(ids.shape[1])
+        return stream_of(self, ids, **rest)
+
+    monkeypatch.setattr(GPT, "stream", noting)
+    texts = [generate_ids(model, [[1, 2, 1, 2]], max_new_tokens=5, lookup=lookup, seed=3) for lookup in (0, 3)]
+    assert texts[0] == texts[1]
+    assert reads == [4, 1, 1, 1, 1] * 2
+
+
 def test_the_model_reads_one_token_a_step(lively, monkeypatch):
     model, reads, heads = lively(), [], []
     stream_of, unembed = GPT.stream, GPT.unembed

@@ -139,6 +139,16 @@ def test_a_narrow_layer_is_a_product_with_its_widened_matrix(weights):
 
 
 @NARROW
+def test_a_state_dict_gives_back_the_same_model(weights):
+    model = quantize(build(small(), torch.float32), weights)
+    other = quantize(build(small(), torch.float32, by=0.3), weights)
+    ids = tokens(model.config)
+    assert not torch.equal(other(ids), model(ids))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(ids), model(ids))
+
+
+@NARROW
 def test_it_is_not_trained(weights):
     source = build(small(), torch.float32).train()
     model = quantize(source, weights)

@@ -8,11 +8,13 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mainstem.model.gpt import GPT
 from mainstem.presets import preset
-from models import build, error, tokens
-from reference import andrea_weights, mini_forward, model_forward
+from models import ROWS, build, configs, error, few, tokens
+from reference import andrea_weights, mini_forward, model_forward, plain_forward
 
 SHAPE = {"vocab_size": 61, "n_ctx": 24, "n_layer": 3, "n_head": 4, "d_model": 32}
 PRECISIONS = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
@@ -46,6 +48,16 @@ def test_logits_and_gradients_are_the_documents(name, oracle, dtype, tolerance):
     assert error(logits, expected) < tolerance
     largest = max(gradient.abs().max() for gradient in theirs.values())
     assert not [name for name in weights if (ours[name] - theirs[name]).abs().max() > tolerance * largest]
+
+
+@few
+@given(st.data())
+@pytest.mark.parametrize("residual", ROWS)
+def test_logits_of_any_config_are_those_of_the_plain_lines(residual, data):
+    """Every activation, norm, position, scale and width, in float64."""
+    model = build(data.draw(configs(residual=residual)))
+    ids = tokens(model.config)
+    assert error(model(ids), plain_forward(ids, model.state_dict(), model.config)) < 1e-11
 
 
 def drops(**dropouts):

@@ -1,6 +1,7 @@
 """Capture: what was chosen, within a budget, of any batch, during generation, with gradients."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -206,6 +207,18 @@ def test_gradients_need_room_for_what_is_inside():
     once, both = (estimate(model, ["resid_final"], 2, 7, gradients=gradients) for gradients in (False, True))
     inside = [point for point in model.points() if "pattern" not in point]
     assert both == 2 * once + estimate(model, inside, 2, 7) + 2 * 2 * 7 * 11 * 8  # and the logits, with their gradient
+
+
+def test_several_threads_capture_one_model():
+    """Nothing of one pass is in another: each trace is that of its ids alone."""
+    model = build(small("sandwich"))
+    batches = [tokens(model.config, rows=1, length=length) for length in (2, 3, 5, 7)]
+    alone = [capture(model, ids, model.points()) for ids in batches]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda ids: capture(model, ids, model.points()), batches * 8))
+    for trace, expected in zip(found, alone * 8, strict=True):
+        assert all(torch.equal(trace[point], expected[point]) for point in model.points())
+        assert torch.equal(trace.logits, expected.logits)
 
 
 def test_no_keyword_is_swallowed():

@@ -110,6 +110,18 @@ def test_heads_hold_no_bias(data, residual):
 
 
 @few
+@given(configs(n_layer=2, n_head=3), st.sampled_from((0, 1, 2)))
+def test_a_heads_row_is_of_that_heads_weights(config, head):
+    """A head without an output projection writes nothing, and no other head's row is nothing."""
+    model = build(config)
+    with torch.no_grad():
+        model.blocks[1].attn.c_proj.weight.chunk(3, dim=1)[head].zero_()
+    terms = capture(model, tokens(config)).decompose(by="head")
+    silent = {label for label in terms.labels if label.startswith("L1H") and not terms[label].any()}
+    assert silent == {f"L1H{head}"}
+
+
+@few
 @given(st.data(), st.sampled_from(("pre", "none", "rezero", "layerscale", "lns")))
 def test_a_neuron_silenced_is_its_row_gone(data, residual):
     """In the last MLP, what a neuron adds to the stream is what is missing without it."""

@@ -145,6 +145,26 @@ def test_a_look_leaves_no_trace(training):
     assert first.rows(0) == second.rows(0)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch looks at it while it traces
+def test_compiled_blocks_are_looked_at_eagerly():
+    """A tap would have each look compiled anew; the numbers are those of the plain model."""
+    model, graphs = GPT(small()), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    expected, ids = look(model)
+    for block in model.blocks:
+        block.compile(backend=backend)
+    looked, _ = look(model)
+    assert first_non_finite(model, ids, CPU, 1) is None
+    assert graphs == []
+    assert looked.rows(0) == expected.rows(0)
+    model(ids)
+    assert len(graphs) >= 1
+
+
 @pytest.mark.parametrize(
     ("parameter", "point"),
     [
