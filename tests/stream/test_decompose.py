@@ -171,7 +171,7 @@ def test_own_and_frozen_differ_before_the_end():
         (lambda trace: trace.decompose(pos=slice(100, 200)), ["100", "none of the 7"]),
         (lambda trace: trace.decompose()["0_atn_out"], ["'0_attn_out'"]),
         (lambda trace: trace.accumulate(norm="mine"), ["'mine'", "own"]),
-        (lambda trace: trace.decompose().top(3), ["choose one position"]),
+        (lambda trace: trace.decompose().top(0), ["n: 0 rows", "at least 1"]),
     ],
 )
 def test_errors_name_near_misses(question, words):

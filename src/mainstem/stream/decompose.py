@@ -17,6 +17,7 @@ from mainstem.model import names
 from mainstem.model.attention import Attention
 from mainstem.model.names import FINAL
 from mainstem.model.stack import level
+from mainstem.results import SHOWN, Item, Rows, plain, strongest, summary
 from mainstem.stream.passage import Passage, entering, final_norm, passages, reading
 from mainstem.stream.points import BUDGET, Key, position, resolve
 from mainstem.stream.record import Record
@@ -27,7 +28,7 @@ Positions = int | slice | None
 Row = tuple[str, Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Terms:
     """Rows that sum to something.
 
@@ -60,20 +61,22 @@ class Terms:
             raise ConfigError(f"label: no row {label!r}; {nearest(label, self.labels)}")
         return self.values[self.labels.index(label)]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """`label` and `value` of each row, plain: a number where a row is one, else lists."""
-        values = self.values.detach().cpu()
-        return [
-            {"label": label, "value": value.item() if value.numel() == 1 else value.tolist()}
-            for label, value in zip(self.labels, values, strict=True)
-        ]
+    def __repr__(self) -> str:
+        shape = tuple(self.total.shape)
+        whole = f"{self.total.item():.4g}" if self.total.numel() == 1 else f"{shape}; rows by their norms"
+        title = f"Terms: {len(self.labels)} rows that sum to {whole}; closing error {self.closing_error:.1e}"
+        return summary(title, self.top(SHOWN), len(self.labels))
 
-    def top(self, count: int) -> list[tuple[str, float]]:
-        """The `count` rows of largest magnitude. Raises ConfigError where a row is more than one number."""
-        if self.total.numel() != 1:
-            raise ConfigError(f"each row holds {self.total.numel()} numbers; choose one position of one row")
-        values = self.values.flatten()
-        return [(self.labels[i], values[i].item()) for i in values.abs().argsort(descending=True)[:count].tolist()]
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """`label` and `value` of each row: a number where a row is one, else lists."""
+        values = self.values.reshape(-1) if self.total.numel() == 1 else self.values
+        return [{"label": label, "value": plain(value)} for label, value in zip(self.labels, values, strict=True)]
+
+    def top(self, n: int = 10) -> Rows[Item]:
+        """The n rows of largest magnitude: the number itself where a row is one, else the norm of its numbers."""
+        rows = self.values.flatten(1)
+        sizes = rows[:, 0] if rows.shape[1] == 1 else rows.norm(dim=1)
+        return strongest(self.labels, sizes.tolist(), n)
 
 
 def closing_error(value: Tensor, expected: Tensor) -> float:

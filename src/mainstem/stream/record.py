@@ -19,6 +19,7 @@ from mainstem.model.mode import evaluating
 from mainstem.model.names import FINAL, point, split
 from mainstem.model.stack import level, levels
 from mainstem.model.tap import Recorder, Scope
+from mainstem.results import Item, Rows
 from mainstem.stream.points import Key, resolve
 
 if TYPE_CHECKING:
@@ -70,7 +71,20 @@ class Record:
 
     def __repr__(self) -> str:
         B, T = self.ids.shape
-        return f"{type(self).__name__}({B} x {T} tokens, {len(self.values)} points, {self.bytes / 1e6:.1f} MB)"
+        return f"{type(self).__name__}: {len(self.values)} points of {B} x {T} tokens, {self.bytes / 1e6:.1f} MB"
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Each recorded point: `label`, its name; `value`, its megabytes; `shape`."""
+        return [
+            {"label": name, "value": tensor.numel() * tensor.element_size() / 1e6, "shape": list(tensor.shape)}
+            for name, tensor in self.values.items()
+        ]
+
+    def top(self, n: int = 10) -> Rows[Item]:
+        """The n recorded points that take the most megabytes."""
+        return Rows((Item(row["label"], row["value"]) for row in self.to_dicts()), "points: the megabytes of each").top(
+            n
+        )
 
     @property
     def bytes(self) -> int:

@@ -12,18 +12,21 @@ from mainstem.model.block import Site
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.tap import Recorder
+from mainstem.results import Rows
 from mainstem.stream import attribution, decompose
 from mainstem.stream.analysis import lens as lenses
 from mainstem.stream.analysis.erasure import Erasure, erasure
-from mainstem.stream.analysis.flow import flow
-from mainstem.stream.analysis.token_trace import TokenTrace, token_trace
+from mainstem.stream.analysis.flow import Flow, flow, moved, rollout
+from mainstem.stream.analysis.token_trace import STRONGEST, TokenTrace, token_trace
 from mainstem.stream.analysis.tuned import TunedLens
-from mainstem.stream.analysis.writes import Write, writes
+from mainstem.stream.analysis.word_trace import WordTrace, by_word
+from mainstem.stream.analysis.writes import Level, Write, levels, writes
 from mainstem.stream.attribution import Token
 from mainstem.stream.decompose import Positions, Terms
 from mainstem.stream.passage import factor
 from mainstem.stream.points import Key, resolve
 from mainstem.stream.record import Record, held
+from mainstem.text.units import find_word, words
 
 if TYPE_CHECKING:
     from mainstem.text.tokenizer import Tokenizer
@@ -82,21 +85,41 @@ class Trace(Record):
         """The rows of `decompose` along directions, (C,) or (k, C), none of them spread over the width."""
         return decompose.project(self, u, by, at, pos)
 
-    def writes(self) -> list[Write]:
+    def writes(self) -> Rows[Write]:
         """How much each branch wrote, against the stream that it read."""
         return writes(self)
 
-    def erasure(self, pos: int | None = None, by: str = "branch") -> Erasure:
-        """What later writes take back of earlier ones."""
-        return erasure(self, pos, by)
+    def levels(self) -> Rows[Level]:
+        """The stream at each point where a branch reads it, and at `resid_final`: its norm, mean and deviation."""
+        return levels(self)
 
-    def flow(self, layer: int, weighting: str = "pattern") -> Tensor:
-        """What each head moves from token to token, (B, H, T query, T key)."""
+    def erasure(self, by: str = "branch", pos: int | None = None) -> Erasure:
+        """What later writes take back of earlier ones."""
+        return erasure(self, by, pos)
+
+    def flow(self, layer: int, weighting: str = "pattern") -> Flow:
+        """What each head moves from token to token; `values` are (B, H, T query, T key)."""
         return flow(self, layer, weighting)
 
-    def token(self, pos: int, layer: int, row: int = 0) -> TokenTrace:
+    def moved(self, layer: int) -> Tensor:
+        """The length of what all heads of a block together move from key to query, (B, T query, T key)."""
+        return moved(self, layer)
+
+    def rollout(self) -> Tensor:
+        """How much of each input position is in each position after 0, 1, ... L blocks, (L + 1, B, T, T)."""
+        return rollout(self)
+
+    def token(self, pos: int, layer: int, row: int = 0, top: int = STRONGEST) -> TokenTrace:
         """One token through one block, in numbers."""
-        return token_trace(self, pos, layer, row)
+        return token_trace(self, pos, layer, row, top)
+
+    def word(self, word: str, layer: int, row: int = 0) -> WordTrace:
+        """What one word of a text reads from each word in one block. Raises ConfigError without a tokenizer."""
+        if self.tokenizer is None:
+            raise ConfigError(f"word: {word!r} is a text, and the trace has no tokenizer; capture with tokenizer=")
+        row, start = self.row_start(row)
+        ids = self.ids[row, start:].tolist()
+        return by_word(self, find_word(self.tokenizer, ids, word), layer, words(self.tokenizer, ids), row)
 
     def gradient(self, key: Key) -> Tensor:
         """The metric's gradient at a point. Raises ConfigError where none was kept; a norm's statistics have none."""

@@ -43,7 +43,7 @@ def test_an_eraser_is_found(blank):
 @pytest.mark.parametrize("residual", ROWS)
 def test_erasure_is_the_plain_comparison_of_rows(residual, data, by, pos):
     trace = trace_of(data.draw(configs(residual=residual)))
-    terms, found = trace.decompose(by=by), erasure(trace, pos, by)
+    terms, found = trace.decompose(by=by), erasure(trace, by, pos)
     rows = terms.values if pos is None else terms.values[:, :, [pos]]
     assert found.labels == terms.labels
     for i, later in enumerate(rows):
@@ -158,4 +158,4 @@ def test_what_an_erasure_does_not_know():
     with pytest.raises(ConfigError, match="by: unknown value 'neuron'; valid: branch, head"):
         erasure(trace, by="neuron")
     with pytest.raises(ConfigError, match="pos: 9 is out of range"):
-        erasure(trace, 9)
+        erasure(trace, pos=9)

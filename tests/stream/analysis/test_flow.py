@@ -44,8 +44,8 @@ def test_flow_is_the_length_of_what_is_moved(residual, data):
     trace = trace_of(data.draw(configs(residual=residual)))
     for layer in range(trace.model.config.n_layer):
         sent = sent_plainly(trace, layer)
-        assert torch.equal(flow(trace, layer), trace["pattern", layer])
-        assert error(flow(trace, layer, "value"), sent.norm(dim=-1)) < 1e-10
+        assert torch.equal(flow(trace, layer).values, trace["pattern", layer])
+        assert error(flow(trace, layer, "value").values, sent.norm(dim=-1)) < 1e-10
         assert error(moved(trace, layer), sent.sum(1).norm(dim=-1)) < 1e-10
 
 
@@ -109,7 +109,7 @@ def test_a_model_of_few_digits_is_followed_in_float32():
     model = build(small(), torch.bfloat16)
     trace = capture(model, tokens(model.config))
     found = rollout(trace)
-    assert found.dtype == flow(trace, 1).dtype == moved(trace, 1).dtype == torch.float32
+    assert found.dtype == flow(trace, 1).values.dtype == moved(trace, 1).dtype == torch.float32
     assert error(found.sum(-1), torch.ones(found.shape[:-1])) < 1e-6
 
 
@@ -125,7 +125,7 @@ def test_units_sum_their_keys_and_average_their_queries():
 def test_units_that_are_the_text_leave_a_row_its_sum(cuts, reduce):
     edges = [0, *sorted(cuts), T]
     units = [Unit("", first, last) for first, last in pairwise(edges)]
-    pattern = flow(trace_of(small()), 1)
+    pattern = flow(trace_of(small()), 1).values
     by_unit = grouped(pattern, units, reduce)
     assert by_unit.shape == (*pattern.shape[:2], len(units), len(units))
     assert error(by_unit.sum(-1), torch.ones(by_unit.shape[:-1])) < 1e-12

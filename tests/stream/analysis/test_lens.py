@@ -184,18 +184,18 @@ def test_a_text_of_one_token_has_no_next():
 def test_rows_are_plain():
     model, tokenizer = build(small(vocab_size=257)), Bytes()
     seen = lens(capture(model, ["hello", "ab"], tokenizer=tokenizer), "a", top=2)
-    rows = seen.rows(1, -1)
+    rows = seen.to_dicts(1, -1)
     assert json.loads(json.dumps(rows)) == rows
     assert [row["label"] for row in rows] == seen.labels
     assert all(row["token"] == {"id": 97, "text": "a"} for row in rows)
     assert [row["kl"] for row in rows] == seen.kl[:, 1, 4].tolist()
     assert [top["id"] for top in rows[2]["top"]] == seen.top_ids[2, 1, 4].tolist()
     assert set(rows[0]["top"][0]) == {"id", "text", "probability"}
-    assert rows == seen.rows(-1, 4)
-    assert set(lens(capture(model, [[3, 4]])).rows()[0]["top"][0]) == {"id", "probability"}
+    assert rows == seen.to_dicts(-1, 4)
+    assert set(lens(capture(model, [[3, 4]])).to_dicts()[0]["top"][0]) == {"id", "probability"}
     for row, pos, words in ((2, 0, ["row", "2 rows"]), (0, 5, ["pos", "5 positions"]), (1, 0, ["padding", "row 1"])):
         with pytest.raises(ConfigError) as caught:
-            seen.rows(row, pos)
+            seen.to_dicts(row, pos)
         assert all(word in str(caught.value) for word in words)
 
 

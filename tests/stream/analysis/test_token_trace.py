@@ -12,6 +12,7 @@ from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
 from mainstem.model.attention import rotate
 from mainstem.model.mlp import ACTIVATIONS
+from mainstem.results import plain
 from mainstem.stream.analysis.token_trace import token_trace
 from mainstem.stream.capture import capture
 from mainstem.stream.decompose import decompose
@@ -217,12 +218,12 @@ def test_a_padded_row_is_the_row_alone(residual):
 
 def test_a_trace_is_json():
     trace = capture(build(small(vocab_size=257)), "abc", tokenizer=Bytes())
-    found = token_trace(trace, 2, 0, strongest=2)
-    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert plain == found.to_dict()
-    assert plain["attention"]["heads"][1]["write"]["label"] == "L0H1"
-    assert len(plain["mlp"]["top"]) == len(plain["attention"]["heads"][0]["top"]) == 2
-    assert len(plain["attention"]["heads"][0]["pattern"]) == 3
+    found = token_trace(trace, 2, 0, top=2)
+    read = json.loads(json.dumps(plain(found), allow_nan=False))
+    assert read == plain(found)
+    assert read["attention"]["heads"][1]["write"]["label"] == "L0H1"
+    assert len(read["mlp"]["top"]) == len(read["attention"]["heads"][0]["top"]) == 2
+    assert len(read["attention"]["heads"][0]["pattern"]) == 3
 
 
 def test_a_write_of_nothing_is_no_division_by_zero():
@@ -231,7 +232,7 @@ def test_a_write_of_nothing_is_no_division_by_zero():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    found = token_trace(capture(model, tokens(model.config)), 3, 1).to_dict()
+    found = plain(token_trace(capture(model, tokens(model.config)), 3, 1))
     json.dumps(found, allow_nan=False)
     assert found["attention"]["join"]["cosine"] == found["mlp"]["join"]["ratio"] == 0
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
+from mainstem.results import plain
 from mainstem.stream.analysis.flow import flow, grouped, moved
 from mainstem.stream.analysis.token_trace import token_trace
 from mainstem.stream.analysis.word_trace import by_word
@@ -75,7 +76,7 @@ def test_what_bodark_reads(residual):
     assert [unit.first for unit in units[1:]] + [len(ids)] == [unit.last for unit in units]
     for layer in range(2):
         found = by_word(trace, units[2], layer, units)
-        by_units = grouped(flow(trace, layer)[0], units)  # (H, U, U)
+        by_units = grouped(flow(trace, layer).values[0], units)  # (H, U, U)
         for h, head in enumerate(found.heads):
             assert head.label == f"L{layer}H{h}"
             assert [read.text for read in head.reads] == [unit.text for unit in units]
@@ -122,7 +123,7 @@ def test_a_cut_model_is_read_block_by_block():
     units = words(Bytes(), trace.ids[0].tolist())
     found = by_word(trace, units[2], 1, units)
     assert found == by_word(trace, units[2], -1, units)
-    by_units = grouped(flow(trace, 1)[0], units)
+    by_units = grouped(flow(trace, 1).values[0], units)
     for h, head in enumerate(found.heads):
         assert [read.weight for read in head.reads] == pytest.approx(by_units[h, 2].tolist(), rel=1e-12)
     with pytest.raises(ConfigError, match="there is no block 2; the model has 2"):
@@ -132,10 +133,10 @@ def test_a_cut_model_is_read_block_by_block():
 def test_a_word_trace_is_json():
     trace = capture(build(small(vocab_size=257)), "a bc", tokenizer=Bytes())
     units = words(Bytes(), b"a bc")
-    plain = json.loads(json.dumps(by_word(trace, units[1], 0, units).to_dict(), allow_nan=False))
-    assert plain["word"] == {"text": " bc", "first": 1, "last": 4}
-    assert [read["text"] for read in plain["heads"][1]["reads"]] == ["a", " bc"]
-    assert plain["together"][0].keys() == {"text", "first", "last", "weight", "length"}
+    read = json.loads(json.dumps(plain(by_word(trace, units[1], 0, units)), allow_nan=False))
+    assert read["word"] == {"text": " bc", "first": 1, "last": 4}
+    assert [word["text"] for word in read["heads"][1]["reads"]] == ["a", " bc"]
+    assert read["together"][0].keys() == {"text", "first", "last", "weight", "length"}
 
 
 def test_what_is_not_there_is_named():

@@ -49,7 +49,7 @@ def test_results_are_plain_and_by_label():
     model = build(small())
     effects = ablation(model, tokens(model.config), LogitDifference(3, 5), "head")
     assert torch.equal(effects["L1H0"], effects.values[2])
-    rows = {row["label"]: row["effect"] for row in effects.rows()}
+    rows = {row["label"]: row["value"] for row in effects.to_dicts()}
     assert rows == dict(zip(effects.labels, effects.values.mean(1).tolist(), strict=True))
     best = effects.top(2)
     assert best == sorted(rows.items(), key=lambda row: -abs(row[1]))[:2]

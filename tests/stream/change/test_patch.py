@@ -119,7 +119,10 @@ def test_results_are_plain_and_by_label():
     clean, corrupt = pair(model.config)
     grid = patch_grid(model, clean, corrupt, TokenLogit(3), "attn_out", layers=[1, 2], positions=[2, 6])
     assert [grid.label(0, 0), grid.label(1, 1)] == ["1_attn_out at 2", "2_attn_out at 6"]
-    assert grid.rows() == [{"layer": i + 1, "values": grid.values[i].tolist()} for i in (0, 1)]
+    cells = [(i, j, grid.values[i, j].item()) for i in (0, 1) for j in (0, 1)]
+    assert grid.to_dicts() == [
+        {"label": grid.label(i, j), "layer": i + 1, "position": (2, 6)[j], "value": value} for i, j, value in cells
+    ]
     largest = max((abs(v), (i, j), v) for i, row in enumerate(grid.values.tolist()) for j, v in enumerate(row))
     assert grid.top(1) == [(grid.label(*largest[1]), largest[2])]
     for what, label in (("head", "L1H1"), ("q", "L1H1.q"), ("pattern", "L1H1.pattern")):

@@ -81,14 +81,13 @@ def main(argv: Sequence[str]) -> None:
     )
     if effects.note:
         screen.note(effects.note)
-    values = effects.mean.tolist()
     result = {
         "token": in_json(tokenizer, [token])[0],
         "foil": None if foil is None else in_json(tokenizer, [foil])[0],
         "metric": "log_probability" if foil is None else "logit_difference",
         "how": command.how,
         "baseline": effects.baseline.item(),
-        "rows": [{"label": label, "value": value} for label, value in zip(effects.labels, values, strict=True)],
+        "rows": effects.to_dicts(),
         "note": effects.note,
     }
     finish(command, screen, result, lambda: {"labels": effects.labels, "effects": effects.mean})

@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
         "rank": rank,
         "logit": logit,
         "closing_error": why.closing_error,
-        "rows": why.rows(),
+        "rows": why.to_dicts(),
     }
     finish(command, screen, result, lambda: {"labels": why.labels, "values": why.values.flatten()})
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.inspection import Captured, ending, finish, in_json, open_trace
 from mainstem.cli.parts.screen import Screen
-from mainstem.model.names import head as head_label
 from mainstem.text import units
 from mainstem.text.units import Unit
 
@@ -59,17 +58,17 @@ def main(argv: Sequence[str]) -> None:
     rows: list[dict[str, Any]] = []
     by_head, by_block = [], []
     for layer in layers:
-        heads = flow(trace, layer, command.weighting)[0]  # (H, T, T)
-        block = heads.mean(0) if command.weighting == "pattern" else moved(trace, layer)[0]
-        by_head.append(grouped(heads, each))
-        by_block.append(grouped(block, each))
-        found = _strongest(by_head[-1], command.top)
-        edges = [(head_label(layer, head), key, query, value) for head, query, key, value in found]
-        rows += [{"label": label, "from": key, "to": query, "value": value} for label, key, query, value in edges]
+        heads = flow(trace, layer, command.weighting)
+        block = heads.values.mean(1) if command.weighting == "pattern" else moved(trace, layer)
+        heads = heads.grouped(each)
+        by_head.append(heads.values[0])  # (H, U, U)
+        by_block.append(grouped(block[0], each))
+        moves = heads.top(command.top)
+        rows += [{"label": m.head, "from": m.source, "to": m.target, "value": m.value} for m in moves]
         if len(each) <= COLUMNS:
             _matrix(f"block {layer}, all heads", by_block[-1], names, screen)
-        moves = [[names[key], names[query], label, f"{value:.3f}"] for label, key, query, value in edges]
-        screen.table((f"block {layer}: from", "to", "head", command.weighting), moves)
+        cells = [[names[m.source], names[m.target], m.head, f"{m.value:.3f}"] for m in moves]
+        screen.table((f"block {layer}: from", "to", "head", command.weighting), cells)
     rolled = grouped(rollout(trace)[-1, 0], each)  # (U, U)
     last = rolled[-1].topk(min(4, len(each)))
     parts = zip(last.indices.tolist(), last.values.tolist(), strict=True)
@@ -86,15 +85,6 @@ def main(argv: Sequence[str]) -> None:
     }
     arrays = {"heads": torch.stack(by_head), "together": torch.stack(by_block), "rollout": rolled}
     finish(command, screen, result, lambda: arrays | {"layers": layers, "units": [unit.text for unit in each]})
-
-
-def _strongest(heads: "Tensor", count: int) -> list[tuple[int, int, int, float]]:
-    """The largest (head, to, from, value) of (H, U, U), none from a unit to itself or from a later one."""
-    H, U, _ = heads.shape
-    earlier = heads.new_ones(U, U).tril(-1)
-    values, order = (heads * earlier).flatten().topk(min(count, H * U * (U - 1) // 2))
-    found = zip(order.tolist(), values.tolist(), strict=True)
-    return [(at // (U * U), at // U % U, at % U, value) for at, value in found]
 
 
 def _matrix(title: str, matrix: "Tensor", names: list[str], screen: Screen) -> None:

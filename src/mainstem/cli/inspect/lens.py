@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
         tuned = TunedLens.load(Path(command.lens or Path(command.run) / LENS), trace.model, screen.note)
     token = None if command.token is None else typed_token(tokenizer, command.token)
     lens = trace.lens(token, norm=command.norm, top=command.top, tuned=tuned)
-    rows = lens.rows(pos=command.pos)
+    rows = lens.to_dicts(pos=command.pos)
     followed, here = rows[-1]["token"]["id"], range(trace.ids.shape[1])[command.pos]
     read = tokenizer.decode(trace.ids[0, : here + 1].tolist())
     screen.say(ending(f"'{piece(tokenizer, followed)}' at every depth, after", read))

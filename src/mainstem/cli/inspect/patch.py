@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -102,7 +104,11 @@ def main(argv: Sequence[str]) -> None:
             grid = patch_grid(model, clean, corrupt, metric, command.what, **cells)
     _baselines(grid, encoded, tokenizer, screen)
     _show(grid, encoded, tokenizer, screen, command.top)
-    result = {"what": grid.what, "fast": command.fast, "columns": grid.columns, "rows": grid.rows()}
+    rows = [
+        {"layer": layer, "values": [cell["value"] for cell in cells]}
+        for layer, cells in groupby(grid.to_dicts(), key=itemgetter("layer"))
+    ]
+    result = {"what": grid.what, "fast": command.fast, "columns": grid.columns, "rows": rows}
     arrays = {"layers": grid.layers, "columns": grid.columns, "values": grid.values, "effects": grid.effects}
     finish(command, screen, result | _asked(grid, encoded, tokenizer), lambda: arrays)
 

@@ -38,6 +38,7 @@ def main(argv: Sequence[str]) -> None:
     trace = open_trace(command, screen)
     tokenizer, ids = trace.tokenizer, trace.ids[0].tolist()
     assert tokenizer is not None
+    from mainstem.results import plain
     from mainstem.stream.analysis.token_trace import token_trace
     from mainstem.stream.analysis.word_trace import by_word
     from mainstem.stream.decompose import positions
@@ -49,14 +50,14 @@ def main(argv: Sequence[str]) -> None:
     else:
         word = units.find_word(tokenizer, ids, command.token)
         pos = word.last - 1
-    one = token_trace(trace, pos, command.layer, strongest=command.top)
+    one = token_trace(trace, pos, command.layer, top=command.top)
     read = by_word(trace, word, command.layer, words)
     said = units.shown(units.pieces(tokenizer, ids)[pos])
     screen.say(ending(f"block {one.layer}: '{said}', position {pos} of", command.prompt))
     _steps(one, screen)
     _heads(one, read, screen, command.top)
     _neurons(one, screen)
-    result = {"token": in_json(tokenizer, ids)[pos], "trace": one.to_dict(), "word": read.to_dict()}
+    result = {"token": in_json(tokenizer, ids)[pos], "trace": plain(one), "word": plain(read)}
     finish(command, screen, result, lambda: _arrays(one))
 
 

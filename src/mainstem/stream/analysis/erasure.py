@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.names import parse_label
 from mainstem.model.precision import over, wide
+from mainstem.results import SHOWN, Rows, at_least_one, summary
 from mainstem.stream.decompose import decompose, positions
 from mainstem.stream.record import Record
 
@@ -31,8 +32,18 @@ class Erased(NamedTuple):
     later_length: float
     earlier_length: float
 
+    @property
+    def label(self) -> str:
+        """Both writes."""
+        return f"{self.later} takes back {self.earlier}"
 
-@dataclass(frozen=True)
+    @property
+    def value(self) -> float:
+        """The length that is taken back."""
+        return self.taken
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Erasure:
     """Each later write against each earlier one; the tensors are (rows, rows), later by earlier.
 
@@ -51,28 +62,43 @@ class Erasure:
     chance: float
     """2 / sqrt(C): two standard deviations of the cosine of two random directions of the stream's width."""
 
-    def top(self, count: int) -> list[Erased]:
-        """The pairs in which most is taken back, as a length: a large share of a tiny write is little.
+    def __repr__(self) -> str:
+        title = f"Erasure: {len(self.labels)} writes, the lengths that later ones take back of earlier ones"
+        return summary(
+            f"{title}, where the cosine is below -{self.chance:.2f}", self.top(SHOWN), len(self._beyond_chance)
+        )
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Every later write against every earlier one: `label` and the fields of `Erased`."""
+        return self._rows(self.after.nonzero()).to_dicts()
+
+    def top(self, n: int = 10) -> Rows[Erased]:
+        """The n pairs in which most is taken back, as a length: a large share of a tiny write is little.
 
         Left out are pairs whose cosine is not below -chance, for random directions oppose each other as much, and
         biases as the earlier write, for they are written whatever was read.
         """
-        taken = self.share * self.length
-        carries = torch.tensor(["." not in label for label in self.labels], device=taken.device)  # no bias
-        pairs = (self.after & carries & (self.cosine < -self.chance)).nonzero()  # (pairs, 2)
-        order = taken[tuple(pairs.T)].argsort(descending=True)[:count]
-        return [
-            Erased(
-                self.labels[i],
-                self.labels[j],
-                *(value[i, j].item() for value in (self.share, self.cosine, taken)),
-                *(self.length[index].item() for index in (i, j)),
-            )
-            for i, j in pairs[order].tolist()
-        ]
+        pairs = self._beyond_chance
+        order = (self.share * self.length)[tuple(pairs.T)].argsort(descending=True)[: at_least_one(n)]
+        return self._rows(pairs[order])
+
+    @property
+    def _beyond_chance(self) -> Tensor:
+        """(pairs, 2)."""
+        carries = torch.tensor(["." not in label for label in self.labels], device=self.after.device)  # no bias
+        return (self.after & carries & (self.cosine < -self.chance)).nonzero()
+
+    def _rows(self, pairs: Tensor) -> Rows[Erased]:
+        i, j = pairs.T
+        taken, length = self.share * self.length, self.length
+        columns = self.share[i, j], self.cosine[i, j], taken[i, j], length[i], length[j]
+        numbers = zip(*(column.tolist() for column in columns), strict=True)
+        ends = ((self.labels[later], self.labels[earlier]) for later, earlier in pairs.tolist())
+        rows = (Erased(*end, *row) for end, row in zip(ends, numbers, strict=True))
+        return Rows(rows, "pairs of writes: the length that the later one takes back")
 
 
-def erasure(record: Record, pos: int | None = None, by: str = "branch") -> Erasure:
+def erasure(record: Record, by: str = "branch", pos: int | None = None) -> Erasure:
     """What later writes take back of earlier ones.
 
     Both are looked at in one place, `resid_final`: the rows of `decompose`, each carried there through the skips and
@@ -81,8 +107,8 @@ def erasure(record: Record, pos: int | None = None, by: str = "branch") -> Erasu
 
     Args:
         record: of one forward pass.
-        pos: one position, or None for all; padding is left out.
         by: `branch`, or `head` for attention's writes by head.
+        pos: one position, or None for all; padding is left out.
 
     The rows are held for some tokens at a time, and of them only their products are kept.
     """

@@ -5,6 +5,8 @@ gain.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +14,9 @@ from torch import Tensor
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.attention import Attention
 from mainstem.model.block import Site
+from mainstem.model.names import head
 from mainstem.model.precision import wide
+from mainstem.results import SHOWN, Rows, at_least_one, summary
 from mainstem.stream.passage import Passage, RecordedNorm, factor
 from mainstem.stream.record import Record
 from mainstem.text.units import Unit
@@ -22,6 +26,57 @@ CHUNK = 64 << 20
 
 WEIGHTINGS = ("pattern", "value")
 REDUCTIONS = ("mean", "last")
+
+
+class Move(NamedTuple):
+    """What one head moves from an earlier position, or unit of text, to a later one."""
+
+    head: str
+    source: int
+    target: int
+    value: float
+
+    @property
+    def label(self) -> str:
+        """The head, the position that reads, and the one that is read."""
+        return f"{self.head} {self.target} <- {self.source}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Flow:
+    """What each head of a block moves from key to query."""
+
+    values: Tensor
+    """(B, H, T query, T key); by unit of text, (B, H, U query, U key)."""
+    layer: int
+    weighting: str
+    """One of WEIGHTINGS."""
+
+    def __repr__(self) -> str:
+        B, H, T, _ = self.values.shape
+        what = {"pattern": "attention weights", "value": "lengths of what is moved"}[self.weighting]
+        title = f"Flow: {what} of {H} heads of block {self.layer}, {B} x {T} positions; row 0, target <- source"
+        return summary(title, self.top(SHOWN), H * T * (T - 1) // 2)
+
+    def to_dicts(self, row: int = 0) -> list[dict[str, Any]]:
+        """Every move in one row of the batch: `label`, `head`, `source`, `target`, `value`."""
+        return self.top(self.values[row].numel(), row).to_dicts()
+
+    def top(self, n: int = 10, row: int = 0) -> Rows[Move]:
+        """The n largest moves in one row of the batch, none from a position to itself."""
+        targets, sources = torch.tril_indices(
+            self.values.shape[2], self.values.shape[2], -1
+        )  # every earlier source, (pairs,)
+        sizes = self.values[row][:, targets, sources].flatten()  # (H pairs,)
+        values, order = sizes.topk(min(at_least_one(n), len(sizes)))
+        heads, pairs = [i // len(targets) for i in order.tolist()], order % max(1, len(targets))
+        ends = zip(sources[pairs].tolist(), targets[pairs].tolist(), strict=True)
+        rows = zip(heads, ends, values.tolist(), strict=True)
+        return Rows((Move(head(self.layer, h), *end, value) for h, end, value in rows), "moves, target <- source")
+
+    def grouped(self, units: Sequence[Unit], reduce: str = "mean") -> "Flow":
+        """The flow between units of text; see `grouped`."""
+        return replace(self, values=grouped(self.values, units, reduce))
 
 
 def block_joins(record: Record, layer: int) -> list[Site]:
@@ -46,8 +101,8 @@ def head_writers(record: Record, site: Site) -> tuple[Tensor, Tensor | None]:
     return passage.gain.carry(norm._replace(scale=None).carry(directions)), norm.scale
 
 
-def flow(record: Record, layer: int, weighting: str = "pattern") -> Tensor:
-    """What each head moves from token to token, (B, H, T query, T key).
+def flow(record: Record, layer: int, weighting: str = "pattern") -> Flow:
+    """What each head of a block moves from token to token; `values` are (B, H, T query, T key).
 
     Args:
         record: of one forward pass.
@@ -63,13 +118,13 @@ def flow(record: Record, layer: int, weighting: str = "pattern") -> Tensor:
     with torch.no_grad():
         pattern = wide(record[site.point("attn.pattern")])
         if weighting == "pattern":
-            return pattern
+            return Flow(pattern, site.block, weighting)
         v = wide(record[site.point("attn.v")])  # (B, T, H, D)
         directions, scale = head_writers(record, site)
         by_head = zip(v.unbind(2), directions, strict=True)
         lengths = torch.stack([(v_h @ directions_h).norm(dim=-1) for v_h, directions_h in by_head], dim=1)
         weighted = pattern * lengths[:, :, None]
-        return weighted if scale is None else weighted / scale[:, None]
+        return Flow(weighted if scale is None else weighted / scale[:, None], site.block, weighting)
 
 
 def moved(record: Record, layer: int) -> Tensor:
@@ -116,7 +171,8 @@ def grouped(matrix: Tensor, units: Sequence[Unit], reduce: str = "mean") -> Tens
     `last` its last one, so that where the units are the whole text and a row sums to 1, it still does.
 
     Args:
-        matrix: of `flow`, `moved` or `rollout`. Lengths that are summed are an upper bound of the length of the sum.
+        matrix: the values of a `flow`, `moved` or `rollout`. Lengths that are summed are an upper bound of the length
+            of the sum.
         units: those of `mainstem.text.units`, of the same tokens.
         reduce: one of REDUCTIONS.
 

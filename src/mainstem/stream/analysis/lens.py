@@ -20,12 +20,13 @@ from mainstem.model import names
 from mainstem.model.gpt import GPT
 from mainstem.model.names import FINAL
 from mainstem.model.stack import level, levels
+from mainstem.results import SHOWN, Item, Rows, strongest, summary
 from mainstem.stream.attribution import Token, token_ids
 from mainstem.stream.decompose import check_normalisation, normalised, positions
 from mainstem.stream.distributions import divergence, log_probabilities
 from mainstem.stream.points import Key, resolve, select
 from mainstem.stream.record import Record
-from mainstem.text.units import pieces
+from mainstem.text.units import pieces, shown
 
 AT_ONCE = 1 << 24
 """Logits that are held at once; more positions than fit are read one part after the other."""
@@ -60,7 +61,7 @@ def at_once(each: int) -> int:
     return max(1, AT_ONCE // each)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Lens:
     """What the lens shows at P depths of B texts of T positions; at padding the values mean nothing."""
 
@@ -99,18 +100,36 @@ class Lens:
                 return record.model.unembed(record[FINAL])
             return _unembedded(record, record[point], point, self.norm, self.tuned, slice(None))
 
-    def rows(self, row: int = 0, pos: int = -1) -> list[dict[str, Any]]:
-        """Plain values at one position of one text, a row a depth; with text where the record has a tokenizer.
+    def __repr__(self) -> str:
+        B, T = self.token.shape
+        token = self._token(int(self.token[0, -1]))
+        followed = f"the probability of {repr(shown(token['text'])) if 'text' in token else token['id']} after row 0"
+        return summary(
+            f"Lens: {len(self.points)} depths of {B} x {T} tokens; {followed}", self.top(SHOWN), len(self.points)
+        )
+
+    def top(self, n: int = 10, row: int = 0, pos: int = -1) -> Rows[Item]:
+        """The n depths at which the followed token is most probable, at one position of one text."""
+        rows = self.to_dicts(row, pos)
+        return strongest(
+            self.labels, [depth["probability"] for depth in rows], n, "depths: the probability of the token"
+        )
+
+    def _token(self, i: int) -> dict[str, Any]:
+        """A token as plain values: its id, and its text where the record has a tokenizer."""
+        tokenizer = self.record.tokenizer
+        return {"id": i} if tokenizer is None else {"id": i, "text": pieces(tokenizer, [i])[0]}
+
+    def to_dicts(self, row: int = 0, pos: int = -1) -> list[dict[str, Any]]:
+        """Each depth at one position of one text: `label`, `point`, the followed `token` with its `rank`, `probability`
+        and `logit`, the `entropy` and `kl` of the depth, and its `top` tokens.
 
         Raises ConfigError for a row or position that is not there, or is padding.
         """
-        tokenizer, (row, first) = self.record.tokenizer, self.record.row_start(row)
+        row, first = self.record.row_start(row)
         at = positions(self.record, pos).start
         if at < first:
             raise ConfigError(f"pos: {pos} of row {row} is padding; choose a later one, or count from -1, backwards")
-
-        def token(i: int) -> dict[str, Any]:
-            return {"id": i} if tokenizer is None else {"id": i, "text": pieces(tokenizer, [i])[0]}
 
         rows = []
         for index, point in enumerate(self.points):
@@ -120,13 +139,13 @@ class Lens:
                 {
                     "label": self.labels[index],
                     "point": point,
-                    "token": token(int(self.token[row, at])),
+                    "token": self._token(int(self.token[row, at])),
                     "rank": int(self.rank[cell]),
                     "probability": self.probability[cell].item(),
                     "logit": self.logit[cell].item(),
                     "entropy": self.entropy[cell].item(),
                     "kl": self.kl[cell].item(),
-                    "top": [token(i) | {"probability": p} for i, p in top],
+                    "top": [self._token(i) | {"probability": p} for i, p in top],
                 }
             )
         return rows

@@ -4,7 +4,7 @@ Everything is a plain value, and adds up: each addition is done again and compar
 and the biases sum to attention's write, and each pattern sums to 1. `word_trace` has what is read by word.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,14 +14,16 @@ from mainstem.errors import ConfigError
 from mainstem.model.attention import Attention
 from mainstem.model.block import Site
 from mainstem.model.mlp import MLP, NEAR_ZERO
+from mainstem.model.names import neuron as neuron_label
 from mainstem.model.names import point
 from mainstem.model.norms import Empty
 from mainstem.model.precision import over, wide
+from mainstem.results import SHOWN, Item, Rows, summary
 from mainstem.stream.analysis.flow import block_joins
 from mainstem.stream.decompose import closing_error, written
 from mainstem.stream.passage import Passage, RecordedNorm
 from mainstem.stream.record import Record
-from mainstem.text.units import pieces
+from mainstem.text.units import pieces, shown
 
 STRONGEST = 8
 """How many sources of a head and neurons of an MLP a trace names."""
@@ -140,7 +142,7 @@ class MLPTrace:
     """The neurons of the longest writes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TokenTrace:
     """One token through one block."""
 
@@ -159,12 +161,30 @@ class TokenTrace:
     mlp: MLPTrace | None
     resid_post: Vector
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return asdict(self)
+    def __repr__(self) -> str:
+        token = f"token {self.ids[self.pos]}" if self.tokens is None else repr(shown(self.tokens[self.pos]))
+        check = f"heads and biases sum to attention's write: closing error {self.attention.closing_error:.1e}"
+        title = f"TokenTrace: {token}, position {self.pos} of {len(self.ids)}, in block {self.layer}; {check}"
+        return summary(f"{title}; lengths of writes", self.top(SHOWN), len(self._rows))
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Each head, bias and named neuron: `label` and `value`, the length of what it adds to the stream."""
+        return self._rows.to_dicts()
+
+    def top(self, n: int = 10) -> Rows[Item]:
+        """The n longest writes of heads, biases and named neurons."""
+        return self._rows.top(n)
+
+    @property
+    def _rows(self) -> Rows[Item]:
+        parts = [*(head.write for head in self.attention.heads), *self.attention.biases]
+        rows = [Item(part.label, part.length) for part in parts]
+        neurons = [] if self.mlp is None else self.mlp.top
+        rows += [Item(neuron_label(self.layer, neuron.index), neuron.length) for neuron in neurons]
+        return Rows(rows, "writes: the length of each")
 
 
-def token_trace(record: Record, pos: int, layer: int, row: int = 0, strongest: int = STRONGEST) -> TokenTrace:
+def token_trace(record: Record, pos: int, layer: int, row: int = 0, top: int = STRONGEST) -> TokenTrace:
     """Everything that happens to one token in one block.
 
     Args:
@@ -172,7 +192,7 @@ def token_trace(record: Record, pos: int, layer: int, row: int = 0, strongest: i
         pos: of the token, counted in the row's own tokens: padding before them is no position. From -1, backwards.
         layer: of the block.
         row: of the batch.
-        strongest: how many sources a head, and how many neurons, to name.
+        top: how many sources a head, and how many neurons, to name.
 
     Raises ConfigError for a token, a block or a row that is not there.
     """
@@ -191,9 +211,9 @@ def token_trace(record: Record, pos: int, layer: int, row: int = 0, strongest: i
             ids=ids,
             tokens=texts,
             resid_pre=_vector(token["resid_pre"]),
-            attention=_attention(token, attn, texts, strongest),
+            attention=_attention(token, attn, texts, top),
             resid_mid=_vector(token["resid_mid"]) if rest else None,
-            mlp=_mlp(token, rest[0], strongest) if rest else None,
+            mlp=_mlp(token, rest[0], top) if rest else None,
             resid_post=_vector(token["resid_post"]),
         )
 
@@ -247,7 +267,7 @@ def _joined(token: _Token, site: Site, returned: Tensor) -> Joined:
     )
 
 
-def _attention(token: _Token, site: Site, texts: list[str] | None, strongest: int) -> AttentionTrace:
+def _attention(token: _Token, site: Site, texts: list[str] | None, top: int) -> AttentionTrace:
     attn, passage = site.branch, Passage(token.record, site, token.only)
     assert isinstance(attn, Attention)
     write = wide(token["attn_out"])
@@ -259,7 +279,7 @@ def _attention(token: _Token, site: Site, texts: list[str] | None, strongest: in
     by_head = zip(wide(pattern), parts[: attn.n_head], strict=True)
     return AttentionTrace(
         join=_joined(token, site, attn.c_proj(token["attn.z"].flatten())),
-        heads=[_head(weights, part, texts, strongest) for weights, part in by_head],
+        heads=[_head(weights, part, texts, top) for weights, part in by_head],
         biases=parts[attn.n_head :],
         closing_error=closing_error(torch.stack([row for _, row in added]).sum(0), write),
     )
@@ -270,14 +290,14 @@ def _part(label: str, part: Tensor, write: Tensor) -> Part:
     return Part(label, length.item(), over(product, whole.square()).item(), over(product, length * whole).item())
 
 
-def _head(pattern: Tensor, write: Part, texts: list[str] | None, strongest: int) -> Head:
+def _head(pattern: Tensor, write: Part, texts: list[str] | None, top: int) -> Head:
     weights = pattern.tolist()
-    order = pattern.argsort(descending=True, stable=True)[:strongest].tolist()
-    top = [SourceToken(pos, None if texts is None else texts[pos], weights[pos]) for pos in order]
-    return Head(weights, top, -torch.special.xlogy(pattern, pattern).sum().item(), write)
+    order = pattern.argsort(descending=True, stable=True)[:top].tolist()
+    sources = [SourceToken(pos, None if texts is None else texts[pos], weights[pos]) for pos in order]
+    return Head(weights, sources, -torch.special.xlogy(pattern, pattern).sum().item(), write)
 
 
-def _mlp(token: _Token, site: Site, strongest: int) -> MLPTrace:
+def _mlp(token: _Token, site: Site, top: int) -> MLPTrace:
     mlp, passage = site.branch, Passage(token.record, site, token.only)
     assert isinstance(mlp, MLP)
     pre, post = token["mlp.pre"], token["mlp.post"]  # (M,)
@@ -285,7 +305,7 @@ def _mlp(token: _Token, site: Site, strongest: int) -> MLPTrace:
     if isinstance(norm, RecordedNorm) and norm.scale is not None:
         norm = norm._replace(scale=norm.scale[token.row])
     lengths = wide(post).abs() * passage.gain.carry(norm.carry(directions)).norm(dim=-1)
-    order = lengths.argsort(descending=True, stable=True)[:strongest].tolist()
+    order = lengths.argsort(descending=True, stable=True)[:top].tolist()
     return MLPTrace(
         join=_joined(token, site, mlp.c_proj(post)),
         neurons=len(pre),

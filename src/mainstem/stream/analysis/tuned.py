@@ -24,6 +24,7 @@ from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.names import FINAL
 from mainstem.model.tap import Recorder
+from mainstem.results import Rows
 from mainstem.stream.analysis.lens import at_once, depths
 from mainstem.stream.distributions import divergence, log_probabilities
 from mainstem.training.optim import Muon
@@ -62,6 +63,10 @@ class TunedLens(nn.Module):
             raise ConfigError(f"point: {point!r} is not a depth of this lens; {nearest(point, self.points)}")
         index = self.points.index(point)
         return x + x @ self.weight[index].to(x) + self.bias[index].to(x)
+
+    def __repr__(self) -> str:
+        maps = f"an affine map of width {self.weight[0].shape[0]} at each of {len(self.weight)} depths"
+        return f"TunedLens: {maps}, {self.points[0]} to {self.points[-2]}" if len(self.weight) else "TunedLens: no map"
 
     def check(self, model: GPT) -> None:
         """Raise ConfigError for a model with another unembedding or other depths than the lens was made for."""
@@ -147,6 +152,16 @@ class TuningStep:
     kl: list[float]
     """KL(final || lens) at each depth but the last: nats, the mean over the step's windows, before the step."""
 
+    @property
+    def label(self) -> str:
+        """The step."""
+        return f"step {self.step}"
+
+    @property
+    def value(self) -> float:
+        """The mean KL over the depths, in nats."""
+        return sum(self.kl) / len(self.kl)
+
 
 def train_lens(
     model: GPT,
@@ -156,7 +171,7 @@ def train_lens(
     lr: float = 0.3,
     progress: Callable[[TuningStep], None] = lambda step: None,
     should_stop: Callable[[], None] = lambda: None,
-) -> tuple[TunedLens, list[TuningStep]]:
+) -> tuple[TunedLens, Rows[TuningStep]]:
     """A tuned lens for the model, and the steps that made it.
 
     A step is one forward pass without gradients; then each depth's map is trained by itself, one after the other.
@@ -180,7 +195,8 @@ def train_lens(
     """
     if steps < 1 or not 0 < lr < math.inf:
         raise ConfigError(f"steps {steps}, lr {lr:g}: steps must be at least 1 and lr above 0")
-    tuned, history = TunedLens(model), []
+    tuned = TunedLens(model)
+    history: Rows[TuningStep] = Rows(title="steps: the mean KL of each, nats")
     if len(tuned.points) == 1:
         raise ConfigError("n_layer: the model has no blocks, so its only depth is the last, which has no map")
     optimizers = (

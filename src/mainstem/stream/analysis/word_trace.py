@@ -5,16 +5,17 @@ give: a vector, whose norm is taken. A word of several tokens has several stream
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from mainstem.model import names
 from mainstem.model.precision import wide
+from mainstem.results import SHOWN, Rows, summary
 from mainstem.stream.analysis.flow import block_joins, flow, head_writers, membership
 from mainstem.stream.record import Record
-from mainstem.text.units import Unit
+from mainstem.text.units import Unit, shown
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,27 @@ class Read:
     """Norm of what all of this word's tokens together gave, values' bias included, after `ln_out` and gain."""
 
 
+class HeadRead(NamedTuple):
+    """What one head read from one word."""
+
+    head: str
+    word: str
+    first: int
+    last: int
+    weight: float
+    length: float
+
+    @property
+    def label(self) -> str:
+        """The head and the word."""
+        return f"{self.head} reads {shown(self.word)}"
+
+    @property
+    def value(self) -> float:
+        """The attention weight."""
+        return self.weight
+
+
 @dataclass(frozen=True)
 class WordHead:
     """What one head read, by word."""
@@ -38,7 +60,7 @@ class WordHead:
     reads: list[Read]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WordTrace:
     """What the tokens of one word read in one block, by word."""
 
@@ -49,9 +71,23 @@ class WordTrace:
     together: list[Read]
     """All heads: the mean of their weights, and the norm of the sum of what they moved."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return asdict(self) | {"word": self.word._asdict()}
+    def __repr__(self) -> str:
+        title = f"WordTrace: the attention weights of {shown(self.word.text)!r} in block {self.layer}, by head and word"
+        return summary(title, self.top(SHOWN), len(self._rows))
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """What each head read from each word: `label` and the fields of `HeadRead`."""
+        return self._rows.to_dicts()
+
+    def top(self, n: int = 10) -> Rows[HeadRead]:
+        """The n largest attention weights."""
+        return self._rows.top(n)
+
+    @property
+    def _rows(self) -> Rows[HeadRead]:
+        reads = ((head.label, read) for head in self.heads for read in head.reads)
+        rows = (HeadRead(label, read.text, read.first, read.last, read.weight, read.length) for label, read in reads)
+        return Rows(rows, "words by head: the attention weight of each")
 
 
 def by_word(record: Record, word: Unit, layer: int, units: Sequence[Unit], row: int = 0) -> WordTrace:
@@ -75,7 +111,7 @@ def by_word(record: Record, word: Unit, layer: int, units: Sequence[Unit], row: 
         v = wide(record[site.point("attn.v")][row, start:]).transpose(0, 1)  # (H, T, D)
         held = membership(units, v.shape[1]).to(v)  # (U, T)
         queries = membership([word], v.shape[1])[0].bool().to(v.device)
-        pattern = flow(record, layer)[row, :, start:, start:][:, queries]  # (H, q, T)
+        pattern = flow(record, layer).values[row, :, start:, start:][:, queries]  # (H, q, T)
         directions, scale = head_writers(record, site)  # (H, D, C)
         moved = v.new_zeros(len(units), pattern.shape[1], directions.shape[2])  # (U, q, C), by all heads
         lengths = []

@@ -7,10 +7,11 @@ from torch import Tensor
 
 from mainstem.model.precision import over, wide
 from mainstem.model.stack import levels as stream_levels
+from mainstem.results import Rows, number
 from mainstem.stream.record import Record
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Write:
     """What one branch added to the stream, token by token; each tensor is (B, T)."""
 
@@ -24,8 +25,19 @@ class Write:
     means: dict[str, float]
     """The mean of each of the three over the tokens, without padding."""
 
+    @property
+    def value(self) -> float:
+        """The mean ratio, by which writes are ranked."""
+        return self.means["ratio"]
 
-@dataclass(frozen=True)
+    def _asdict(self) -> dict[str, float]:
+        return self.means
+
+    def __repr__(self) -> str:
+        return _short(self.label, self.means)
+
+
+@dataclass(frozen=True, repr=False)
 class Level:
     """The stream at one point, token by token; each tensor is (B, T)."""
 
@@ -38,8 +50,24 @@ class Level:
     means: dict[str, float]
     """The mean of each of the three over the tokens, without padding."""
 
+    @property
+    def label(self) -> str:
+        """The point."""
+        return self.point
 
-def writes(record: Record) -> list[Write]:
+    @property
+    def value(self) -> float:
+        """The mean norm, by which levels are ranked."""
+        return self.means["norm"]
+
+    def _asdict(self) -> dict[str, float]:
+        return self.means
+
+    def __repr__(self) -> str:
+        return _short(self.point, self.means)
+
+
+def writes(record: Record) -> Rows[Write]:
     """A row for what each branch wrote, in the order of the forward pass."""
     rows = []
     for site in record.model.joins():
@@ -51,10 +79,10 @@ def writes(record: Record) -> list[Write]:
             "cosine": over((write * stream).sum(-1), length * read),
         }
         rows.append(Write(site.label, **values, means=_means(record, values)))
-    return rows
+    return Rows(rows, "writes: the mean ratio of each to the stream that was read")
 
 
-def levels(record: Record) -> list[Level]:
+def levels(record: Record) -> Rows[Level]:
     """A row for the stream at each point where a branch reads it, and one for `resid_final`."""
     rows = []
     for point, *_ in stream_levels(record.model):
@@ -62,7 +90,11 @@ def levels(record: Record) -> list[Level]:
         std, mean = torch.std_mean(stream, dim=-1, correction=0)
         values = {"norm": stream.norm(dim=-1), "mean": mean, "std": std}
         rows.append(Level(point, **values, means=_means(record, values)))
-    return rows
+    return Rows(rows, "levels of the stream: the mean norm of each")
+
+
+def _short(label: str, means: dict[str, float]) -> str:
+    return f"{label}: " + ", ".join(f"{name} {number(mean)}" for name, mean in means.items())
 
 
 def _means(record: Record, values: dict[str, Tensor]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from mainstem.model import names
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.norms import Empty
+from mainstem.results import SHOWN, Item, Rows, strongest, summary
 from mainstem.stream.change.intervene import Change, Intervention, Referred, locate, mean, resample, zero
 from mainstem.stream.change.rerun import Rerun, choose_blocks, recorded
 from mainstem.stream.ids import Ids, padded
@@ -30,7 +31,7 @@ ANOTHER_CUT = (
 """The note of a result whose zero ablations are not what dropping the branch, join and all, would give."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Effects:
     """What the metric became without each unit, less what it was; of B rows."""
 
@@ -55,15 +56,20 @@ class Effects:
             raise ConfigError(f"label: no unit {label!r}; {nearest(label, self.labels)}")
         return self.values[self.labels.index(label)]
 
-    def top(self, count: int) -> list[tuple[str, float]]:
-        """The `count` units of the largest mean effect, by magnitude."""
-        means = self.mean
-        return [(self.labels[i], means[i].item()) for i in means.abs().argsort(descending=True)[:count].tolist()]
+    def __repr__(self) -> str:
+        base = (
+            f"the whole model's metric is {self.baseline.mean().item():.4g} (rows of the batch: {len(self.baseline)})"
+        )
+        title = f"Effects: {self.how} ablation of {len(self.labels)} units, one at a time; {base}"
+        return summary(title, self.top(SHOWN), len(self.labels))
 
-    def rows(self) -> list[dict[str, Any]]:
-        """`label` and `effect`, the mean, of each unit: plain values."""
-        every = zip(self.labels, self.mean.tolist(), strict=True)
-        return [{"label": label, "effect": effect} for label, effect in every]
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """`label` and `value`, the mean effect over the rows, of each unit."""
+        return Rows(map(Item, self.labels, self.mean.tolist())).to_dicts()
+
+    def top(self, n: int = 10) -> Rows[Item]:
+        """The n units of the largest mean effect, by magnitude."""
+        return strongest(self.labels, self.mean.tolist(), n)
 
 
 def ablation(

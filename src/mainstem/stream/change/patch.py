@@ -16,6 +16,7 @@ from mainstem.errors import ConfigError, nearest
 from mainstem.model import names
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
+from mainstem.results import SHOWN, Item, Rows, strongest, summary
 from mainstem.stream.capture import capture
 from mainstem.stream.change.intervene import At, Intervention, Target, locate, resample
 from mainstem.stream.change.rerun import ROOM, Rerun, choose_blocks, recorded
@@ -33,7 +34,7 @@ HEADS = {"head": "z", "q": "q", "k": "k", "v": "v", "pattern": "pattern"}
 """Patched for one head of one block, at all positions: what is asked for -> the point."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Patched:
     """What patches did to a metric, of B pairs of a clean and a corrupted input."""
 
@@ -58,8 +59,29 @@ class Patched:
             )
         return self.effects.mean(-1) / gap
 
+    def __repr__(self) -> str:
+        return summary(f"Patched: {self._metric}", self.top(SHOWN), len(self.clean))
 
-@dataclass(frozen=True, eq=False)
+    @property
+    def _metric(self) -> str:
+        clean, corrupt = self.clean.mean().item(), self.corrupt.mean().item()
+        return f"metric {clean:+.4g} clean, {corrupt:+.4g} corrupt (pairs: {len(self.clean)})"
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """`label`, `value` (the effect, in the metric's units), `clean` and `corrupt` of each pair."""
+        columns = self.effects.tolist(), self.clean.tolist(), self.corrupt.tolist()
+        return [
+            {"label": f"pair {pair}", "value": effect, "clean": clean, "corrupt": corrupt}
+            for pair, (effect, clean, corrupt) in enumerate(zip(*columns, strict=True))
+        ]
+
+    def top(self, n: int = 10) -> Rows[Item]:
+        """The n pairs of the largest effect, by magnitude."""
+        effects = self.effects.tolist()
+        return strongest([f"pair {pair}" for pair in range(len(effects))], effects, n)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Grid(Patched):
     """Patches by block and position, or by block and head: `effects` is (layers, columns, B)."""
 
@@ -76,16 +98,25 @@ class Grid(Patched):
             return names.head(layer, at, "" if self.what == "head" else self.what)
         return f"{names.row(layer, self.what)} at {at}"
 
-    def top(self, count: int) -> list[tuple[str, float]]:
-        """The `count` cells of the largest normalised effect, by magnitude."""
-        values, width = self.values.flatten(), len(self.columns)
-        order = values.abs().argsort(descending=True)[:count].tolist()
-        return [(self.label(*divmod(i, width)), values[i].item()) for i in order]
+    def __repr__(self) -> str:
+        columns = "heads" if self.what in HEADS else "positions"
+        title = f"Grid: {self.what}, {len(self.layers)} blocks x {len(self.columns)} {columns}; {self._metric}"
+        if self.clean.mean() == self.corrupt.mean():
+            return summary(f"{title}: there is nothing to restore")
+        return summary(title, self.top(SHOWN), len(self.layers) * len(self.columns))
 
-    def rows(self) -> list[dict[str, Any]]:
-        """`layer`, and the normalised `values` by column, of each row: plain values."""
-        every = zip(self.layers, self.values.tolist(), strict=True)
-        return [{"layer": layer, "values": values} for layer, values in every]
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """`label`, `layer`, `position` or `head`, and `value`, the normalised effect, of each cell."""
+        column = "head" if self.what in HEADS else "position"
+        return [
+            {"label": self.label(i, j), "layer": layer, column: self.columns[j], "value": value}
+            for i, (layer, values) in enumerate(zip(self.layers, self.values.tolist(), strict=True))
+            for j, value in enumerate(values)
+        ]
+
+    def top(self, n: int = 10) -> Rows[Item]:
+        """The n cells of the largest normalised effect, by magnitude."""
+        return Rows(Item(cell["label"], cell["value"]) for cell in self.to_dicts()).top(n)
 
 
 def patch(
