@@ -213,24 +213,24 @@ class TrainConfig(Config):
     clip: float = 1.0
     """Largest norm of the gradient; 0: no clipping."""
     seed: int = 1
-    """Weights, order of the data and dropout all follow from it."""
+    """Random seed of weights, data order and dropout."""
     eval_every: int = 500
     """Steps between evaluations over the whole validation split; 0: only at the end."""
     save_every: int = 500
     """Steps between checkpoints; 0: only at the end."""
     keep: int = 2
-    """Checkpoints that are kept, besides the best."""
+    """Checkpoints to keep, besides the best."""
     vitals_every: int = 100
-    """Steps between looks at the stream; 0: none."""
+    """Steps between recordings of the stream by depth; 0: none."""
     sample_every: int = 0
-    """Steps between samples of text; 0: none."""
+    """Steps between generated samples; 0: none."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps."""
+    """auto (a GPU where there is one), cpu, cuda, cuda:1, mps."""
     compile: bool = False
-    """Compile the blocks; checked against the plain model on the first batch."""
+    """Compile the blocks with torch.compile; checked against the plain model on the first batch."""
     recompute: bool = False
-    """Keep of each block only what it reads, and compute the rest again in the backward pass: less memory, about a
-    third more work. It changes no byte of the result."""
+    """Activation checkpointing: keep only what each block reads, and recompute the rest in the backward pass. Less
+    memory, about a third more work, bit-identical results."""
 
     def __post_init__(self) -> None:
         self._types()
@@ -259,11 +259,10 @@ class TrainConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Config):
-    """How the next token is chosen. Raises ConfigError with the field, the value and the rule."""
+    """How the next token is chosen."""
 
     temperature: float = 0.8
-    """Divides the logits: below 1 safer, above 1 wilder; 0: always the most probable token that breaks no
-    character."""
+    """Divides the logits; 0: greedy, always the most probable token that breaks no character."""
     top_k: int = 0
     """Choose among the k most probable tokens; 0: among all."""
     top_p: float = 1.0
@@ -271,7 +270,7 @@ class Sampling(Config):
     min_p: float = 0.0
     """Drop tokens less probable than this share of the most probable one's; 0: none."""
     repetition_penalty: float = 1.0
-    """Makes tokens of the prompt and of the text so far less likely (Keskar et al. 2019, section 4.1); 1: off."""
+    """Penalty on tokens that the prompt or the text already has (Keskar et al. 2019, section 4.1); 1: off."""
 
     def __post_init__(self) -> None:
         self._types()

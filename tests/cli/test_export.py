@@ -85,7 +85,7 @@ def test_a_card_goes_on_with_the_model(mainstem, folder):
 
 @pytest.mark.parametrize("weights", [None, "bf16", "int8"])
 def test_safetensors_are_the_model_alone(mainstem, run, weights):
-    flags = [] if weights is None else ["--dtype", weights]
+    flags = [] if weights is None else ["--weights", weights]
     said = mainstem("export", "safetensors", run, "--out", "st", *flags, "--json").json
     assert set(said["files"]) == {
         "README.md", "config.json", "manifest.json", "model.safetensors", "state.json", "tokenizer.json"
@@ -93,13 +93,13 @@ def test_safetensors_are_the_model_alone(mainstem, run, weights):
     assert said["weights"] == (weights or "fp32")
     share = said["weights_bytes"]["after"] / said["weights_bytes"]["before"]
     assert share == 1 if weights is None else share < {"bf16": 0.6, "int8": 0.4}[weights]
-    flags = [] if weights is None else ["--dtype", weights]
+    flags = [] if weights is None else ["--weights", weights]
     assert (
         mainstem("generate", "st", "강물이", *GREEDY).json["text"]
         == (mainstem("generate", run, "강물이", *flags, *GREEDY).json["text"])
     )
     narrower = "bf16" if weights == "int8" else "int8"
-    other = mainstem("export", "safetensors", "st", "--out", "other", "--dtype", narrower)
+    other = mainstem("export", "safetensors", "st", "--out", "other", "--weights", narrower)
     assert (other.code == 0) == (weights is None)
 
 
@@ -107,7 +107,7 @@ def test_gguf_is_one_file(mainstem, run):
     pytest.importorskip("gguf", reason="the package gguf writes GGUF files: pip install 'mainstem[gguf]'")
     sizes = {}
     for dtype in ("f32", "f16"):
-        result = mainstem("export", "gguf", run, "--out", "모델.gguf", "--dtype", dtype, "--json")
+        result = mainstem("export", "gguf", run, "--out", "모델.gguf", "--weights", dtype, "--json")
         sizes[dtype] = result.json["bytes"]
         assert "note" not in result.err
     assert sizes["f16"] < 0.8 * sizes["f32"]

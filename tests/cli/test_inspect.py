@@ -108,7 +108,7 @@ def test_tune_then_look_through_it(mainstem, small_run, tmp_path):
     for row in said.json["rows"][:-1]:
         assert row["tuned_lens"] < row["logit_lens"]
     assert mainstem("inspect", "lens", small_run, PROMPT, "--lens", out).code == 0
-    missing = mainstem("inspect", "lens", small_run, PROMPT, "--tuned")
+    missing = mainstem("inspect", "lens", small_run, PROMPT, "--lens", "tuned")
     assert missing.code == 2
     assert "inspect tune" in missing.err
 

@@ -7,7 +7,7 @@ HARD = "a <|endoftext|> b 강물\r\n\tx  y 👩‍👩‍👧 e\u0301"
 
 @pytest.fixture(params=["bpe", "byte"])
 def made(request, mainstem, text):
-    result = mainstem("tokenizer", "train", text, "--out", "t.json", "--kind", request.param, "--vocab-size", 300)
+    result = mainstem("tokenizer", "train", text, "--out", "t.json", "--tokenizer", request.param, "--vocab-size", 300)
     assert result.code == 0
     return "t.json"
 
@@ -54,7 +54,7 @@ def test_the_tokenizer_of_a_run_or_a_prepared_folder_is_found(mainstem, small_ru
     ],
 )
 def test_nonsense_is_placed(mainstem, text, argv, stdin, said):
-    mainstem("tokenizer", "train", text, "--out", "t.json", "--kind", "byte")
+    mainstem("tokenizer", "train", text, "--out", "t.json", "--tokenizer", "byte")
     result = mainstem("tokenizer", argv[0], "t.json", *argv[1:], stdin=stdin)
     assert result.code == 2
     assert said in result.err

@@ -147,7 +147,7 @@ def test_a_weight_that_a_dtype_cannot_hold_is_refused(tmp_path, dtype, largest):
     model = made(**GROUPS)
     with torch.no_grad():
         model.blocks[1].mlp.c_fc.weight[3, 2] = largest
-    with pytest.raises(ConfigError, match=r"dtype: blk\.1\.ffn_up\.weight has .* take f32"):
+    with pytest.raises(ConfigError, match=r"weights: blk\.1\.ffn_up\.weight has .* take f32"):
         gguf.write(tmp_path / "out.gguf", model, None, dtype)
     assert not list(tmp_path.iterdir())
 
@@ -210,7 +210,7 @@ def test_the_demos_form_is_held_and_two_presets_are_not():
 def test_rows_that_are_no_whole_groups_are_refused(tmp_path, field, width):
     with pytest.raises(ConfigError, match=rf"q8_0 stores blocks of 32 weights, and a row here has {width}; take f16"):
         gguf.write(tmp_path / "out.gguf", made(**GROUPS | {field: width}), None, "q8_0")
-    with pytest.raises(ConfigError, match=r"dtype: unknown value 'q8'; did you mean 'q8_0'"):
+    with pytest.raises(ConfigError, match=r"weights: unknown value 'q8'; did you mean 'q8_0'"):
         gguf.write(tmp_path / "out.gguf", made(), None, "q8")
     assert list(tmp_path.iterdir()) == []
 

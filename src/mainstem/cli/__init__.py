@@ -15,20 +15,20 @@ from mainstem import __version__
 from mainstem.errors import UserError, nearest
 
 VERBS = {  # verb: what it does; each lives in the module of its name
-    "demo": "the whole trip on the bundled Shakespeare, in minutes, on a CPU",
-    "info": "parameters by part, norms, FLOPs per token, memory of a preset or a run",
+    "demo": "train and sample a small GPT on the bundled Shakespeare, in minutes, on a CPU",
+    "info": "count parameters, norms, FLOPs per token and memory of a preset or a run",
     "tokenizer": "train a tokenizer; encode and decode with one",
-    "data": "text -> tokenizer, token files, passport",
-    "train": "start a run; the same line typed again resumes where it stopped",
-    "generate": "text from a trained model",
-    "inspect": "open the stream of one forward pass: attribution, lens, flow, patching",
-    "circuits": "read the circuits: composition, overlap, virtual weights, what heads do",
+    "data": "prepare text: tokenizer, token files, a manifest of what they were made from",
+    "train": "train a GPT; the same line typed again resumes where it stopped",
+    "generate": "generate text with a trained model",
+    "inspect": "open the residual stream of one forward pass: attribution, lens, ablation, patching",
+    "circuits": "read circuits from the weights: composition, overlap, virtual weights, heads",
     "compile": "the faster decoder for this machine: compile it now, show it, remove it",
-    "export": "a model for other programs: Hugging Face, GGUF, plain safetensors",
-    "import": "a model of other programs: Hugging Face, nanoGPT and minGPT",
+    "export": "write a model for other programs: Hugging Face, GGUF, safetensors",
+    "import": "read a model of another program: Hugging Face, nanoGPT, minGPT",
     "bench": "speed as ratios within one run: ours, the plain forward, the peers",
-    "doctor": "before step 0: memory, disk, epochs, rates; after a failure: what went wrong",
-    "verify-resume": "prove that killed and resumed runs end in an uninterrupted run's bytes",
+    "doctor": "check memory, disk, epochs and rates before a run; say what went wrong after one",
+    "verify-resume": "prove that a killed and resumed run is bit-identical to an uninterrupted one",
 }
 
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory|not enough memory", re.IGNORECASE)

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
 
 from mainstem.cli.parts.arguments import Flat, Positional, TextOptions, parse
 from mainstem.cli.parts.dataset import prepare
@@ -15,20 +18,20 @@ from mainstem.text.tokenizer import DEFAULT_VOCAB_SIZE
 
 @dataclass(frozen=True)
 class Data:
-    """Prepare text for training: a tokenizer, token files and a passport that says what they were made from."""
+    """Prepare text for training: a tokenizer, token files, and a manifest that says what they were made from."""
 
-    files: Positional[tuple[str, ...]]
+    files: Annotated[Positional[tuple[str, ...]], arg(metavar="FILE ...")]
     """Text or .jsonl files, - for standard input, or a bundled corpus (shakespeare, constitution-ko)."""
     out: str
-    """The folder to make."""
-    val: tuple[str, ...] = ()
-    """Text to validate on; without it the last tenth is held out."""
+    """The folder to write."""
+    val: Annotated[tuple[str, ...], arg(metavar="FILE ...")] = ()
+    """Text of the validation split; by default the last tenth of the text."""
     tokenizer: str = "bpe"
     """bpe, char or byte, trained on the text; or a tokenizer.json, or a folder that holds one."""
     vocab_size: int = DEFAULT_VOCAB_SIZE
-    """Size of a BPE that is trained, all 256 bytes and the end-of-text token included."""
+    """Vocabulary size of a BPE to train, all 256 bytes and the end-of-text token included."""
     json: bool = False
-    """One object on stdout: the passport."""
+    """One object on stdout: the manifest."""
     reading: Flat[TextOptions] = TextOptions()
 
 

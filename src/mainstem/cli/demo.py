@@ -14,7 +14,7 @@ PRESET, PROMPT = "andrea-nano", "ROMEO:"
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a small GPT on Shakespeare's plays, weigh it on the held-out tenth, and let it talk."""
+    """Train a small GPT on Shakespeare's plays, evaluate it on the held-out tenth, and generate a sample."""
 
     out: str = "runs/demo"
     """The run folder; the same line again resumes it, or shows what it holds."""

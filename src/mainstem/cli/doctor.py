@@ -21,7 +21,7 @@ from mainstem.training import doctor
 
 @dataclass(frozen=True)
 class Doctor:
-    """Look at memory, disk, epochs and rates before a run; at checkpoints, losses and the stream after one."""
+    """Check memory, disk, epochs and rates before a run; checkpoints, losses and the stream after one."""
 
     target: Positional[str]
     """A preset or a RUN."""

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 class Generate:
     """Continue prompts with a trained model."""
 
-    run: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run folder, or a checkpoint inside one."""
-    prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="PROMPT ...")] = ("",)
+    run: Positional[str]
+    """A run folder, a checkpoint inside one, a folder in Hugging Face's GPT-2 layout, or a bundled model (bard)."""
+    prompts: Annotated[Positional[tuple[str, ...]], arg(metavar="[PROMPT ...]")] = ("",)
     """Texts to continue; several are one batch; an empty one starts a document."""
     max_new_tokens: int = MAX_NEW_TOKENS
-    """Tokens a prompt, at most."""
+    """The most tokens to generate for each prompt."""
     seed: int = 1
-    """The same seed gives the same text."""
+    """Random seed of the sampling."""
     n: int = 1
-    """Samples a prompt."""
-    stop: tuple[str, ...] = ()
+    """Samples for each prompt."""
+    stop: Annotated[tuple[str, ...], arg(metavar="STR ...")] = ()
     """Strings that end the text; they are not printed."""
     context: Literal["slide", "stop"] = "slide"
     """Past the context: slide to its last half, or stop."""
@@ -43,7 +43,7 @@ class Generate:
     cache: bool = True
     """Keep keys and values of earlier positions; without a cache the text is the same, slower."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, mps."""
+    """auto (a GPU where there is one), cpu, cuda, cuda:1, mps."""
     json: bool = False
     """One object on stdout at the end."""
     sampling: Flat[Sampling] = Sampling()

@@ -14,10 +14,10 @@ from mainstem.presets import PRESETS
 
 @dataclass(frozen=True)
 class Info:
-    """Count parameters, norms, FLOPs per token and memory; nothing is built and no weight is read."""
+    """Count parameters, norms, FLOPs per token and memory from the config alone; no weights are read."""
 
     target: Positional[str]
-    """A preset (README has the table) or a RUN."""
+    """A preset (README lists them) or a RUN."""
     json: bool = False
     """One object on stdout."""
     model: ModelConfig = field(default_factory=ModelConfig)

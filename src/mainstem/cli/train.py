@@ -8,7 +8,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from tyro.conf import arg
 
 from mainstem import counts
 from mainstem.cli.parts.arguments import Flat, Positional, TextOptions, parse
@@ -34,25 +36,25 @@ class Train:
     """Train a GPT from scratch. The same line typed again resumes where it stopped."""
 
     run: Positional[str | None] = None
-    """The run folder; without it runs/PRESET."""
+    """The run folder; by default runs/PRESET."""
     preset: str = DEFAULT_PRESET
-    """A name of README's table, such as tiny, mini or gpt2; every flag below overrides it."""
-    data: tuple[str, ...] = ()
+    """A preset, such as tiny, mini or gpt2 (README lists them); every flag below overrides it."""
+    data: Annotated[tuple[str, ...], arg(metavar="FILE ...")] = ()
     """Text files, a folder that `mainstem data` made, a bundled corpus (shakespeare, constitution-ko), or - ."""
-    val: tuple[str, ...] = ()
-    """Text files to validate on; without them the last tenth of the data is held out."""
+    val: Annotated[tuple[str, ...], arg(metavar="FILE ...")] = ()
+    """Text of the validation split; by default the last tenth of the data."""
     tokenizer: str = "bpe"
     """bpe, char or byte, trained on the data; or a tokenizer.json, or a folder that holds one."""
     tokens: int = 0
     """Train on this many tokens instead of a number of --steps."""
     init_from: str | None = None
-    """A RUN that a new run goes on from: its weights, its model's config, its tokenizer."""
+    """A RUN whose weights, model config and tokenizer a new run starts from."""
     out: str | None = None
     """The run folder, as a flag."""
     extend: bool = False
-    """Let --steps differ from what the run was started with."""
+    """Train a run further than the --steps it was started with."""
     dry_run: bool = False
-    """Show what would be trained, and by which optimizer; train nothing."""
+    """Show the parameters and their optimizers, and train nothing."""
     json: bool = False
     """One object on stdout at the end."""
     reading: Flat[TextOptions] = TextOptions()

@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
 
 from mainstem import atomic
 from mainstem.cli.parts.arguments import TextOptions, parse
@@ -28,7 +31,7 @@ class VerifyResume:
 
     preset: str = "tiny"
     """What is trained."""
-    data: tuple[str, ...] = ()
+    data: Annotated[tuple[str, ...], arg(metavar="FILE ...")] = ()
     """On which text; without it the preset's."""
     kills: int = 20
     """Times that the process is killed (SIGKILL) at a random moment."""

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from mainstem.atomic import new_file
 from mainstem.errors import ConfigError, DataError, RunError, UserError, nearest
+from mainstem.formats import keys
 from mainstem.formats.gpt2 import Layout
 from mainstem.formats.hf import tokenizer as hf_tokenizer
-from mainstem.formats.keys import KeyMap, weights
 from mainstem.formats.vocabulary import check, trimmed
 from mainstem.model.gpt import GPT
 from mainstem.text.tokenizer import Tokenizer, spelled
 
 LAYOUT = Layout("GGUF's gpt2", ("gelu_tanh",), least_blocks=1, least_head=2)
-KEYS = KeyMap(
+KEYS = keys.KeyMap(
     {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"},
     blocks={
         "res_1.ln_in": "blk.*.attn_norm", "res_2.ln_in": "blk.*.ffn_norm",
@@ -40,32 +40,32 @@ _LARGEST = {"F16": 65504, "Q8_0": 65504 * 127}
 
 
 def write(
-    path: Path, model: GPT, tokenizer: Tokenizer | None, dtype: str = "f32", facts: Mapping[str, str] | None = None
+    path: Path, model: GPT, tokenizer: Tokenizer | None, weights: str = "f32", facts: Mapping[str, str] | None = None
 ) -> None:
     """Write a file, whole or not at all; rows past the tokenizer's ids are left out.
 
     Args:
         path: the file; a GGUF file that is there is replaced.
-        model: any that the layout holds; narrow matrices are widened first.
+        model: any that the layout holds; quantized matrices are dequantized first.
         tokenizer: a byte-level BPE, or bytes. Without one the file takes ids and gives ids.
-        dtype: of the matrices and the embedding, a key of DTYPES; positions, norms and biases are float32.
+        weights: GGUF type of the matrices and the embedding, a key of DTYPES; positions, norms and biases are float32.
         facts: for `general.*`, such as name, license and description.
 
-    Raises ConfigError as `Layout.require` does and for a dtype that the shapes do not allow, DataError for a tokenizer
+    Raises ConfigError as `Layout.require` does and for a type that the shapes do not allow, DataError for a tokenizer
     that the format cannot hold, RunError where another kind of file is there, UserError where gguf is not installed,
     TrainingFailed on a full disk.
     """
     gguf, config = _package(), model.config
     replaceable(path)
     LAYOUT.require(config)
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype: unknown value {dtype!r}; {nearest(dtype, DTYPES)}")
-    if dtype == "q8_0" and (odd := [n for n in (config.d_model, config.d_mlp) if n % BLOCK_SIZE]):
-        raise ConfigError(f"dtype: q8_0 stores blocks of {BLOCK_SIZE} weights, and a row here has {odd[0]}; take f16")
+    if weights not in DTYPES:
+        raise ConfigError(f"weights: unknown value {weights!r}; {nearest(weights, DTYPES)}")
+    if weights == "q8_0" and (odd := [n for n in (config.d_model, config.d_mlp) if n % BLOCK_SIZE]):
+        raise ConfigError(f"weights: q8_0 stores blocks of {BLOCK_SIZE} weights, and a row here has {odd[0]}; take f16")
     vocab_size = config.vocab_size if tokenizer is None else check(config.vocab_size, tokenizer, path)
     if tokenizer is not None:
         _refuse(tokenizer)
-    tensor_type, file_type = DTYPES[dtype]
+    tensor_type, file_type = DTYPES[weights]
     with new_file(path) as temporary, contextlib.closing(gguf.GGUFWriter(str(temporary), "gpt2")) as file:
         for name, value in {"name": path.stem, **(facts or {})}.items():
             file.add_string(f"general.{name}", value)
@@ -82,7 +82,7 @@ def write(
             file.add_tokenizer_model("no_vocab")
         else:
             _add_tokenizer(file, gguf, tokenizer)
-        for name, tensor in KEYS.write(trimmed(weights(model), vocab_size)).items():
+        for name, tensor in KEYS.write(trimmed(keys.weights(model), vocab_size)).items():
             _add_tensor(file, gguf, name, tensor, tensor_type)
         try:
             file.write_header_to_file()
@@ -111,7 +111,7 @@ def _add_tensor(file: Any, gguf: Any, name: str, tensor: Tensor, tensor_type: st
     """A matrix in the type that was asked for; positions are looked up and added, so they stay float32."""
     kind = tensor_type if tensor.ndim == 2 and not name.startswith("position_embd") else "F32"
     if kind in _LARGEST and (largest := float(tensor.abs().max())) > _LARGEST[kind]:
-        raise ConfigError(f"dtype: {name} has {largest:.3g}, and {kind} ends at {_LARGEST[kind]:,}; take f32")
+        raise ConfigError(f"weights: {name} has {largest:.3g}, and {kind} ends at {_LARGEST[kind]:,}; take f32")
     stored = gguf.GGMLQuantizationType[kind]
     file.add_tensor(name, gguf.quants.quantize(tensor.cpu().numpy(), stored), raw_dtype=stored)
 

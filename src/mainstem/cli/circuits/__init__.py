@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from mainstem.cli.parts.subcommands import choose
 
 SUBCOMMANDS = {  # each lives in the module of its name
-    "composition": "which earlier head each head reads through its queries, keys and values",
-    "overlap": "which heads share a subspace of the stream, against chance",
+    "composition": "which earlier heads each head reads, through Q, K and V",
+    "overlap": "which heads share a subspace of the stream, against random ones",
     "virtual": "the weights between any writer and any later reader",
     "ngrams": "bigrams and skip-trigrams that the weights hold",
-    "heads": "what each head copies, and what it attends to on text of its own making",
-    "contexts": "where in the held-out text one head or neuron does most",
+    "heads": "what each head copies, and attends to on repeated random tokens",
+    "contexts": "where in the held-out text one head or neuron is most active",
 }
 
 

@@ -11,14 +11,14 @@ from mainstem.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Composition(Opening):
-    """How far later heads read, through Q, K and V, what earlier ones write; against random heads of the same shape."""
+    """Q-, K- and V-composition of later heads with earlier ones, against random heads of the same shape."""
 
     modes: str = "QKV"
-    """Of these: Q, K, V."""
+    """Which of Q, K and V to score, such as QK."""
     offset: int | None = None
-    """With rotary positions: how far before its query a key stands; 1 without it."""
+    """With rotary positions, the distance from a key to its query; by default 1."""
     top: int = 15
-    """Pairs that are shown."""
+    """How many pairs to show."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Contexts(Opening):
-    """Where in the held-out text a head writes most, and what it reads there, or a neuron is most active."""
+    """Where in the held-out text a head writes most and what it reads there, or where a neuron is most active."""
 
     unit: Annotated[Positional[str], arg(metavar="UNIT")]
     """A head, L1H3, or a neuron, L0N17."""
     data: str | None = None
-    """A prepared folder; without it, the run's own text."""
+    """A prepared folder; by default the run's own data."""
     windows: int = 64
-    """Windows of it that are read, at most."""
+    """The most windows of held-out text to read."""
     top: int = 10
-    """Places that are shown."""
+    """How many contexts to show."""
 
 
 def main(argv: Sequence[str]) -> None:

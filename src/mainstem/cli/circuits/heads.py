@@ -10,16 +10,16 @@ from mainstem.cli.parts.screen import Screen
 
 @dataclass(frozen=True, kw_only=True)
 class Heads(Opening):
-    """Whether each head copies, by its OV circuit, and what it attends to on random tokens that come twice."""
+    """Whether each head copies, by its OV circuit, and what it attends to on repeated random tokens."""
 
     period: int | None = None
-    """Tokens before they repeat; without it as many as the context holds, up to 64."""
+    """Tokens before the repetition; by default as many as fit the context, up to 64."""
     sequences: int = 32
-    """Repeated sequences."""
+    """How many repeated sequences."""
     seed: int = 0
-    """Of the random tokens."""
+    """Random seed of the tokens."""
     offset: int | None = None
-    """With rotary positions: how far before its query a key stands; 1 without it."""
+    """With rotary positions, the distance from a key to its query; by default 1."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -12,16 +12,16 @@ from mainstem.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Ngrams(Opening):
-    """What the direct path says after each token, and what the heads of one block add when they read another."""
+    """Bigrams of the direct path, and skip-trigrams of one block's heads."""
 
     token: str | None = None
-    """Only what the direct path says after this token."""
+    """Only the bigrams of this token."""
     layer: int | None = None
-    """The block whose heads are read; the first without it."""
+    """The block whose heads are read; by default the first."""
     offset: int | None = None
-    """With rotary positions: how far before the destination the source stands; 1 without it."""
+    """With rotary positions, the distance from the source to the destination; by default 1."""
     top: int = 10
-    """Rows of each table."""
+    """How many rows of each table to show."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -10,10 +10,10 @@ from mainstem.cli.parts.screen import Screen
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap(Opening):
-    """Where heads read (Q, K, V) and write (O): sums of squared cosines between subspaces, against random ones."""
+    """Overlap of the subspaces that heads read (Q, K, V) and write (O): squared cosines, against random subspaces."""
 
     top: int = 12
-    """Pairs that are shown."""
+    """How many pairs to show."""
 
 
 def main(argv: Sequence[str]) -> None:

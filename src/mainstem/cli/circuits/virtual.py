@@ -21,9 +21,9 @@ COLUMNS = 28
 
 @dataclass(frozen=True, kw_only=True)
 class Virtual(Opening):
-    """What a later part reads of what an earlier one writes, by the weights alone.
+    """Virtual weights between a writer and a later reader, from the weights alone.
 
-    Between embeddings, neurons and the unembedding these are entries; where a head is at one end, singular directions.
+    Singular directions where one of them is a head; entries between embeddings, neurons and the unembedding.
     """
 
     writer: Annotated[Positional[str], arg(metavar="WRITER")]
@@ -31,9 +31,9 @@ class Virtual(Opening):
     reader: Annotated[Positional[str], arg(metavar="READER")]
     """L1H2.Q, L1H2.K, L1H2.V, 1_mlp_in (1_mlp.gate, 1_mlp.up), unembed."""
     offset: int | None = None
-    """With rotary queries or keys: how far before its query a key stands; 1 without it."""
+    """With rotary positions, the distance from a key to its query; by default 1."""
     top: int = 12
-    """Entries that are shown; of directions a quarter as many, both sides of each."""
+    """How many entries to show; of singular directions a quarter as many, both signs of each."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -17,9 +17,9 @@ class ExportGGUF(Export):
     """Write model and tokenizer as one GGUF file of architecture gpt2."""
 
     out: str
-    """The file to write; a GGUF file that is there is replaced."""
-    dtype: Literal["f32", "f16", "q8_0"] = "f32"
-    """Of the matrices and the embedding."""
+    """The file to write; an existing GGUF file is replaced."""
+    weights: Literal["f32", "f16", "q8_0"] = "f32"
+    """GGUF type that the matrices and the embedding are stored in."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
         model, tokenizer = open_run(command.run, screen)
         check()
         facts = facts_of(command.run, model, tokenizer, True)
-        gguf.write(out, model, tokenizer, command.dtype, {"name": facts.name, "description": facts.description})
+        gguf.write(out, model, tokenizer, command.weights, {"name": facts.name, "description": facts.description})
     line = f'llama-completion -m {shlex.quote(str(Path(command.out)))} -p "your prompt" --temp 0 -no-cnv    # llama.cpp'
     nexts = [] if tokenizer is None else [line]
-    finish(command, screen, gguf.left_out(tokenizer), nexts, dtype=command.dtype)
+    finish(command, screen, gguf.left_out(tokenizer), nexts, weights=command.weights)

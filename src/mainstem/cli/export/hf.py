@@ -14,10 +14,10 @@ from mainstem.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class ExportHF(Export):
-    """Write model, tokenizer and card in Hugging Face's GPT-2 layout, float32."""
+    """Write model, tokenizer and model card in Hugging Face's GPT-2 layout, in float32."""
 
     max_shard_mb: int = 5000
-    """Megabytes of a file of weights, at most."""
+    """The largest file of weights, in MB; larger models are written in shards."""
 
     def __post_init__(self) -> None:
         if self.max_shard_mb < 1:

@@ -15,10 +15,10 @@ from mainstem.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSafetensors(Export):
-    """Write a checkpoint folder without what training needs: model, tokenizer, card."""
+    """Write a checkpoint folder without optimizer state: model, tokenizer, model card."""
 
-    dtype: Literal["fp32", "bf16", "int8"] | None = None
-    """How matrices are stored; without it as the RUN has them."""
+    weights: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    """Precision that the matrices are stored in; auto: as the RUN stores them."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -33,10 +33,10 @@ def main(argv: Sequence[str]) -> None:
 
         facts = facts_of(command.run, model, tokenizer, False)
         before = sum(tensor.nbytes for tensor in tensors(model).values())
-        if command.dtype not in (None, have := weights_of(model)):
+        if command.weights not in ("auto", have := weights_of(model)):
             if have != "fp32":
-                raise UserError(f"--dtype {command.dtype}: the weights of {command.run} are {have}; leave it out")
-            model = quantize(model, str(command.dtype))
+                raise UserError(f"--weights {command.weights}: the weights of {command.run} are {have}; leave it out")
+            model = quantize(model, command.weights)
         after = sum(tensor.nbytes for tensor in tensors(model).values())
         stored = weights_of(model)
         check()

@@ -13,12 +13,12 @@ from mainstem.errors import UserError
 
 @dataclass(frozen=True)
 class HF:
-    """Save the model and tokenizer of a folder as a RUN; every verb opens the folder itself too, and writes nothing."""
+    """Save the model and tokenizer of a Hugging Face folder as a RUN. Every verb also opens such a folder directly."""
 
     folder: Positional[str]
-    """Its config.json, safetensors and tokenizer files."""
+    """A folder with config.json, safetensors and tokenizer files."""
     out: str
-    """The folder to write; nothing may be there yet."""
+    """The folder to write; it must not exist yet."""
     json: bool = False
     """One object on stdout."""
 

@@ -14,22 +14,23 @@ from mainstem.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class NanoGPT:
-    """Save the model of a .pt of nanoGPT or minGPT as a RUN, which every verb opens. The file is a pickle: with
-    --trust-pickle it is read as weights and numbers alone, and whatever else it holds is refused."""
+    """Save a nanoGPT or minGPT checkpoint as a RUN. The file is a pickle: with --trust-pickle, weights and numbers are
+    read from it, and anything else in it is refused."""
 
     file: Positional[str]
     """What torch.save wrote: nanoGPT's ckpt.pt, minGPT's model.pt, or the weights alone."""
     out: str
-    """The folder to write; nothing may be there yet."""
+    """The folder to write; it must not exist yet."""
     trust_pickle: bool = False
-    """You trust who made the file, and a .pkl after --tokenizer."""
+    """Read the pickle, and a .pkl given as --tokenizer; only for files whose source you trust."""
     tokenizer: str | None = None
-    """The model's own: nanoGPT's meta.pkl, a tokenizer.json, a RUN, or a folder with vocab.json and merges.txt."""
+    """The model's tokenizer: nanoGPT's meta.pkl, a tokenizer.json, a RUN, or a folder with vocab.json and
+    merges.txt."""
     n_head: int | None = None
-    """Heads a block, for a file that does not say it."""
+    """Attention heads per block, for a file that does not record them."""
     activation: Literal["gelu", "gelu_tanh"] | None = None
-    """What the MLPs compute, where the form of the file does not say it: gelu_tanh in nanoGPT before June 2023, whose
-    files look like later ones."""
+    """The MLPs' activation, where the file does not determine it: nanoGPT used gelu_tanh until June 2023 and gelu
+    since."""
     json: bool = False
     """One object on stdout."""
 

@@ -7,12 +7,12 @@ from mainstem.cli.parts.subcommands import choose
 SUBCOMMANDS = {  # each lives in the module of its name
     "stream": "the stream by depth, what each branch writes, what is erased",
     "token": "one token through one block, in numbers",
-    "lens": "what the model would say at every depth",
+    "lens": "the prediction at every depth, by the logit lens or a tuned lens",
     "tune": "train a tuned lens for a run",
-    "attribution": "why it said that: rows that sum to the logit",
-    "flow": "what attention moves from word to word",
-    "ablate": "what becomes of the answer without each branch or head",
-    "patch": "where two prompts differ: activations of one, put into the other",
+    "attribution": "direct logit attribution: rows that sum to the logit",
+    "flow": "attention flow from word to word, and its rollout",
+    "ablate": "the answer without each branch, head or neuron",
+    "patch": "activation, attribution and path patching between two prompts",
 }
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.inspection import (
@@ -23,22 +25,22 @@ from mainstem.cli.parts.signals import stoppable
 
 @dataclass(frozen=True, kw_only=True)
 class Ablate(Prompt):
-    """Take out each unit alone, and see what the answer's log-probability, or its lead over a foil, loses."""
+    """Ablate each unit alone: the change of the answer's log-probability, or of its logit lead over a foil."""
 
     token: str | None = None
-    """The answer; without it, the model's first choice."""
+    """The answer; by default the model's most probable next token."""
     foil: str | None = None
-    """Measure the difference of the two logits."""
+    """Measure the difference of the answer's logit to this token's."""
     by: Literal["branch", "head", "neuron"] = "head"
-    """What is taken out."""
-    layers: tuple[int, ...] = ()
-    """The blocks whose units are taken out; without it all. Neurons need it."""
+    """What is ablated."""
+    layers: Annotated[tuple[int, ...], arg(metavar="INT ...")] = ()
+    """Blocks whose units are ablated; by default all. Required with --by neuron."""
     how: Literal["zero", "mean", "resample"] = "mean"
-    """Put in its place zeros, its mean over the reference, or what it was in the reference."""
+    """Replace it by zeros, by its mean over the reference, or by its value in the reference."""
     reference: str | None = None
-    """The text of the means, or of what is resampled; without it the prompt itself."""
+    """The text of mean and resample ablation; by default the prompt."""
     top: int = 12
-    """Units that are shown."""
+    """How many units to show."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -19,18 +19,18 @@ READ = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution(Captured):
-    """What every head, neuron or branch adds to the logit of a token, or to its lead over a foil."""
+    """Direct logit attribution: what each head, neuron or branch adds to a token's logit or to its lead over a foil."""
 
     token: str | None = None
-    """Whose logit; without it, the model's first choice."""
+    """Whose logit; by default the model's most probable next token."""
     foil: str | None = None
     """Explain the difference to this token's logit."""
     by: Literal["head", "branch", "neuron"] = "head"
     """Rows by head, by branch, or by neuron."""
     pos: int = -1
-    """The position after which the token would come; -1 is the last."""
+    """The position before the predicted token; -1 is the last of the prompt."""
     top: int = 12
-    """Rows that are shown; the others are shown as one."""
+    """How many rows to show; the others are shown as one."""
 
 
 def main(argv: Sequence[str]) -> None:

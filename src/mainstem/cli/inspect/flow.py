@@ -21,17 +21,17 @@ CELL = 14
 
 @dataclass(frozen=True, kw_only=True)
 class Flow(Captured):
-    """Which word reads which, in each block, and through which head; and what it comes to over all blocks."""
+    """Attention flow: which word reads which in each block and head, and the rollout over all blocks."""
 
     layer: int | None = None
-    """One block; without it all."""
+    """One block; by default all."""
     weighting: Literal["pattern", "value"] = "pattern"
-    """Attention weights, or the lengths of the vectors that they move."""
+    """Attention weights, or the norms of the value vectors that they move."""
     by: Literal["token", "word"] = "word"
     """From token to token, or from word to word: the tokens of a word are summed where it is read, averaged where it
     reads."""
     top: int = 8
-    """Moves that are shown of each block, other than from a word to itself."""
+    """How many moves to show for each block, other than from a word to itself."""
 
 
 def main(argv: Sequence[str]) -> None:

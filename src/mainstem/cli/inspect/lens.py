@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.inspection import Captured, ending, finish, open_trace, piece, typed_token
@@ -19,17 +21,15 @@ class Lens(Captured):
     """The logit lens: the stream at every depth, normalised and unembedded as if it were the last."""
 
     token: str | None = None
-    """The token that is followed; without it, the model's own answer."""
+    """The token to follow; by default the model's most probable next token."""
     pos: int = -1
     """The position; -1 is the last."""
     norm: Literal["own", "frozen"] = "own"
-    """Each depth is normalised by its own scale, or by the last one's."""
-    tuned: bool = False
-    """Through the tuned lens that `inspect tune` trained."""
-    lens: str | None = None
-    """Its file, where it is not the run's own."""
+    """Normalise each depth by its own scale (recomputed), or by the recorded scale of the final norm."""
+    lens: Annotated[str, arg(metavar="logit|tuned|FILE")] = "logit"
+    """The logit lens, the tuned lens that `inspect tune` left in the run's folder, or a tuned lens in a file."""
     top: int = 3
-    """Tokens that are shown at each depth."""
+    """How many tokens to show at each depth."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -42,8 +42,9 @@ def main(argv: Sequence[str]) -> None:
     from mainstem.stream.analysis.tuned import TunedLens
 
     tuned = None
-    if command.tuned or command.lens is not None:
-        tuned = TunedLens.load(Path(command.lens or Path(command.run) / LENS), trace.model, screen.note)
+    if command.lens != "logit":
+        file = Path(command.run) / LENS if command.lens == "tuned" else Path(command.lens)
+        tuned = TunedLens.load(file, trace.model, screen.note)
     token = None if command.token is None else typed_token(tokenizer, command.token)
     lens = trace.lens(token, norm=command.norm, top=command.top, tuned=tuned)
     rows = lens.to_dicts(pos=command.pos)

@@ -30,34 +30,34 @@ SMALL = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Patch(Opening):
-    """Run the corrupt prompt with one activation of the clean one in its place: how much of the answer comes back."""
+    """Activation patching: run the corrupt prompt with one activation of the clean one; measure what it restores."""
 
     clean: Annotated[Positional[str], arg(metavar="CLEAN")] = ""
-    """A prompt after which the model gives the answer; or use --pairs."""
+    """A prompt that the model answers; or give --pairs."""
     corrupt: Annotated[Positional[str], arg(metavar="CORRUPT")] = ""
-    """One of as many tokens after which it does not."""
+    """A prompt of the same number of tokens that it does not."""
     pairs: str | None = None
-    """A .jsonl file of many: clean, corrupt, answer and foil on each line."""
+    """A .jsonl file of many pairs: clean, corrupt, answer and foil on each line."""
     token: str | None = None
-    """The answer; without it, the model's first choice after the clean prompt."""
+    """The answer; by default the most probable token after the clean prompt."""
     foil: str | None = None
-    """The other answer; without it, the first choice after the corrupt prompt."""
+    """The other answer; by default the most probable token after the corrupt prompt."""
     what: Literal["resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "head", "q", "k", "v", "pattern"] = (
         "resid_pre"
     )
-    """The first five by block and position; the others by block and head."""
-    layers: tuple[int, ...] = ()
-    """The blocks of the grid; without it all."""
-    positions: tuple[int, ...] = ()
-    """Its positions; by head, those that are patched. Without it all."""
+    """What is patched: the first five by block and position, the others by block and head."""
+    layers: Annotated[tuple[int, ...], arg(metavar="INT ...")] = ()
+    """Blocks to patch; by default all."""
+    positions: Annotated[tuple[int, ...], arg(metavar="INT ...")] = ()
+    """Positions to patch; by default all."""
     fast: bool = False
-    """Attribution patching: to first order, by one backward pass."""
+    """Attribution patching: a first-order estimate from one backward pass."""
     send: str | None = None
-    """Path patching instead: from this head or branch, `L0H1`, `0_mlp_out`, ..."""
-    to: tuple[str, ...] = ()
-    """... to these readers, `L1H2.k`, or `final`."""
+    """Path patching instead: the sender, a head or branch (L0H1, 0_mlp_out, ...)."""
+    to: Annotated[tuple[str, ...], arg(metavar="READER ...")] = ()
+    """The receivers of path patching (L1H2.k, final, ...)."""
     top: int = 8
-    """Cells that are named."""
+    """How many of the strongest cells to list."""
 
 
 def main(argv: Sequence[str]) -> None:

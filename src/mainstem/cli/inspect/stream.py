@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
 
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.inspection import Captured, ending, finish, in_json, open_trace
@@ -12,14 +14,14 @@ from mainstem.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Stream(Captured):
-    """What the stream is at every depth, how much each branch writes to it, which later writes undo earlier ones."""
+    """The residual stream at every depth, what each branch writes to it, and which later writes erase earlier ones."""
 
-    points: tuple[str, ...] = ()
+    points: Annotated[tuple[str, ...], arg(metavar="POINT ...")] = ()
     """Also these points, as names or patterns: `*.attn_out`, `resid_mid`, `pattern0`."""
     by: Literal["branch", "head"] = "branch"
     """Erasure by branch or by head."""
     top: int = 5
-    """Pairs of writes that are shown."""
+    """How many pairs of writes to show."""
 
 
 def main(argv: Sequence[str]) -> None:

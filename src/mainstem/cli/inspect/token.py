@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Token(Captured):
-    """Norm, attention reads earlier tokens, add, norm, feed-forward, add: the numbers at each step."""
+    """One token through one block, step by step: norm, attention, addition, norm, MLP, addition."""
 
     token: str | None = None
-    """A word of the prompt; its last token is traced, and what the whole word reads is shown by word."""
+    """A word of the prompt: its last token is traced, and attention is shown by word."""
     pos: int = -1
-    """Without --token: the position; -1 is the last."""
+    """The position, instead of --token; -1 is the last."""
     layer: int = 0
     """The block."""
     top: int = 5
-    """Neurons that are shown, and words that a head reads."""
+    """How many neurons, and words that a head reads, to show."""
 
 
 def main(argv: Sequence[str]) -> None:

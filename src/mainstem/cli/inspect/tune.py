@@ -17,22 +17,22 @@ from mainstem.runs.folder import RunFolder
 
 @dataclass(frozen=True, kw_only=True)
 class Tune(Opening):
-    """Train one affine map a depth, so that what it would say is as near as can be to what the model says."""
+    """Train a tuned lens: one affine map per depth that brings its prediction close to the model's own."""
 
     data: str | None = None
-    """A prepared folder; without it, the run's own data."""
+    """A prepared folder; by default the run's own data."""
     out: str | None = None
-    """The file to write; without it, tuned-lens.safetensors in the run's folder."""
+    """The file to write; by default tuned-lens.safetensors in the run's folder."""
     steps: int = 200
-    """Steps of training."""
+    """Training steps."""
     batch_size: int = 4
-    """Windows a step."""
+    """Windows per step."""
     lr: float = 0.3
-    """Peak rate: the share of itself by which a step moves the stream, at most."""
+    """Peak learning rate: the largest relative change of the stream in one step."""
     seed: int = 1
-    """Of the order of the windows."""
+    """Random seed of the order of the windows."""
     held_out: int = 16
-    """Windows of the held-out text on which it is weighed, before and after."""
+    """Windows of held-out text that it is evaluated on, before and after."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
     screen.say(f"KL to the model's own distribution, nats, on {len(val)} held-out windows")
     screen.table(("depth", "logit lens", "tuned lens"), zip(labels, before, after, strict=True))
     screen.say(f"wrote {out}")
-    through = "--tuned" if command.out is None else f"--lens {command.out}"
+    through = f"--lens {command.out or 'tuned'}"
     screen.say(f'next  mainstem inspect lens {command.run} "..." {through}')
     rows = [{"label": name, "logit_lens": b, "tuned_lens": a} for name, b, a in zip(labels, before, after, strict=True)]
     result = {"lens": str(out), "steps": command.steps, "rows": rows}

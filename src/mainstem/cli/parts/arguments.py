@@ -1,7 +1,9 @@
 """Flags to dataclasses, by tyro, and the pieces of a command line that several verbs share."""
 
 import contextlib
+import inspect
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,24 +23,38 @@ from mainstem.text.corpus import Source
 __all__ = ["Flat", "Positional", "TextOptions", "config_of", "parse"]
 
 Command = TypeVar("Command")
+RENAMED = {"--dtype": "--weights", "--kind": "--tokenizer", "--tuned": "--lens tuned"}
+"""Flags of earlier versions, and what they are called now, in the commands that have the new one."""
+_HELP = (tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)
+"""Show neither None as a choice nor a positional by its type."""
 _BOX = " │─╭╮╰╯|+"
 """What tyro draws around its words."""
 
 
 def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any = None) -> Command:
-    """The command that argv spells; `default` gives the values of what is not typed. UserError has tyro's words."""
+    """The command that argv spells; `default` gives the values of what is not typed.
+
+    Raises UserError with tyro's message, or with the new name of a flag that was renamed; SystemExit after --help.
+    """
     flags.remember(command)
     options: dict[str, Any] = {} if default is None else {"default": default}
-    said = io.StringIO()
+    about = textwrap.fill(inspect.getdoc(command) or "", 80, initial_indent="  ", subsequent_indent="  ")
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(command, prog=f"mainstem {verb}", args=list(argv), **options)
+        with contextlib.redirect_stderr(stderr):
+            return tyro.cli(
+                command, prog=f"mainstem {verb}", description=about, args=list(argv), config=_HELP, **options
+            )
     except SystemExit as left:
         if not left.code:  # --help
             raise
         if (ours := _user_error(left)) is not None:
             raise ours from None
-        lines = (line.strip(_BOX) for line in said.getvalue().splitlines()[1:])  # the first is the box's title
+        valid = set(flags.of(command).values())
+        for old in {word.partition("=")[0] for word in argv} & RENAMED.keys() - valid:
+            if (new := RENAMED[old]).split()[0] in valid:
+                raise UserError(f"{old} is now {new}; mainstem {verb} --help lists the flags") from None
+        lines = (line.strip(_BOX) for line in stderr.getvalue().splitlines()[1:])  # the first is the box's title
         raise UserError("\n".join(line for line in lines if line.strip("-"))) from None
 
 
@@ -55,13 +71,13 @@ class TextOptions:
     """How text files are read."""
 
     encoding: str = "utf-8"
-    """Of the files: utf-8, cp949, utf-16, ..."""
+    """Text encoding: utf-8, cp949, utf-16, ..."""
     newlines: Literal["keep", "lf"] = "keep"
-    """keep every line end as it is, or make each a line feed."""
+    """Keep line ends as they are, or convert them all to line feeds."""
     separator: str | None = None
-    """Split a plain text into documents at this string."""
+    """Split plain text into documents at this string."""
     text_field: str = "text"
-    """The field of a .jsonl record that holds the text."""
+    """The field of a .jsonl record that holds its text."""
 
     def source(self, paths: Sequence[str]) -> Source:
         """The text of some files, `-` for standard input, or one bundled corpus."""

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """A model, and where it goes."""
+    """Options of every export: the model, and where it is written."""
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run folder, a checkpoint inside one, a folder in Hugging Face's layout, or a bundled model."""
+    """A run folder, a checkpoint inside one, a folder in Hugging Face's layout, or a bundled model (bard)."""
     out: str
-    """What is written; nothing may be there yet."""
+    """The folder to write; it must not exist yet."""
     json: bool = False
     """One object on stdout."""
 

@@ -7,7 +7,6 @@
 import dataclasses
 import re
 import typing
-from functools import cache
 from typing import Any
 
 from mainstem.errors import UserError
@@ -23,7 +22,6 @@ def remember(command: type | None) -> None:
     _typed.update({} if command is None else of(command))
 
 
-@cache
 def of(command: Any) -> dict[str, str]:
     """The flag of each field of a command's dataclass: {"run": "RUN", "lr": "--lr", "n_ctx": "--model.n-ctx", ...}.
 
@@ -39,9 +37,7 @@ def of(command: Any) -> dict[str, str]:
         flag = name.replace("_", "-")
         if dataclasses.is_dataclass(kind):
             prefix = "--" if OmitArgPrefixes in marks else f"--{flag}."
-            inner = {
-                field: spelling.replace("--", prefix, 1) for field, spelling in of(typing.cast(Any, kind)).items()
-            } | inner
+            inner = {field: spelling.replace("--", prefix, 1) for field, spelling in of(kind).items()} | inner
         else:
             own[name] = name.upper() if Positional in marks else f"--{flag}"
     return inner | own

@@ -34,7 +34,7 @@ MOST = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where the answer goes."""
+    """Options of every command of inspect and circuits: where the result goes."""
 
     json: bool = False
     """One object on stdout."""
@@ -53,30 +53,30 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening(Output):
-    """A model, and how it is opened."""
+    """Options of a command that opens a model."""
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run folder, or a checkpoint inside one."""
-    device: str = "cpu"
-    """cpu, cuda, cuda:1, mps, auto."""
+    """A run folder, a checkpoint inside one, a folder in Hugging Face's GPT-2 layout, or a bundled model (bard)."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1, mps."""
     dtype: Literal["float32", "float64"] = "float32"
-    """float64 for the last digits."""
+    """What the model computes in."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt(Opening):
-    """A model and a text."""
+    """Options of a command that reads a prompt."""
 
     prompt: Annotated[Positional[str], arg(metavar="PROMPT")]
-    """The text that is read."""
+    """The text that the model reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Captured(Prompt):
-    """A model, a text, and a capture of what the model does with it."""
+    """Options of a command that captures the forward pass of a prompt."""
 
     budget: float = 4.0
-    """GB that the capture may take."""
+    """The most memory that the capture may take, in GB."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

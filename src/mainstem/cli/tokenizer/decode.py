@@ -3,6 +3,9 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import arg
 
 from mainstem.cli.parts.arguments import Positional, parse
 from mainstem.cli.parts.screen import Screen
@@ -16,7 +19,7 @@ class Decode:
 
     tokenizer: Positional[str]
     """A tokenizer.json, or a RUN or prepared folder that holds one."""
-    ids: Positional[tuple[int, ...]] = ()
+    ids: Annotated[Positional[tuple[int, ...]], arg(metavar="[ID ...]")] = ()
     """The ids; by default they are read from standard input."""
     json: bool = False
     """One object on stdout."""

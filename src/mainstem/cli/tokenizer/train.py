@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
 
 from mainstem.cli.parts.arguments import Flat, Positional, TextOptions, parse
 from mainstem.cli.parts.screen import Screen
@@ -15,11 +18,11 @@ from mainstem.text import tokenizer as tokenizers
 class Train:
     """Train a tokenizer on text; the same bytes give the same file."""
 
-    files: Positional[tuple[str, ...]]
+    files: Annotated[Positional[tuple[str, ...]], arg(metavar="FILE ...")]
     """Text or .jsonl files, - for standard input, or a bundled corpus (shakespeare, constitution-ko)."""
     out: str
     """The tokenizer.json to write."""
-    kind: str = "bpe"
+    tokenizer: str = "bpe"
     """bpe, char or byte."""
     vocab_size: int = tokenizers.DEFAULT_VOCAB_SIZE
     """Vocabulary size of a BPE, all 256 bytes and the end-of-text token included."""
@@ -34,12 +37,12 @@ def main(argv: Sequence[str]) -> None:
     screen, out = Screen(command.json), Path(command.out)
     from mainstem.text.encode import train
 
-    source, size = command.reading.source(command.files), command.vocab_size if command.kind == "bpe" else None
+    source, size = command.reading.source(command.files), command.vocab_size if command.tokenizer == "bpe" else None
     if out.exists():
         tokenizers.load(out)  # raises for what is no tokenizer, and so not ours to replace
     with stoppable() as check:
-        tokenizer, trained_on, sampled = train(source, command.kind, size, None, check)
-    if not trained_on and command.kind != "byte":
+        tokenizer, trained_on, sampled = train(source, command.tokenizer, size, None, check)
+    if not trained_on and command.tokenizer != "byte":
         raise DataError(f"{', '.join(command.files)}: no text in it, so nothing to learn; give another file")
     tokenizer.save(out)
     screen.say(f"{command.out}: {tokenizer.kind} of {tokenizer.vocab_size:,}, from {trained_on:,} bytes")
