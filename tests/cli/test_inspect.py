@@ -6,8 +6,11 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
+from mainstem.formats.load import load
 from mainstem.text.units import width
+from models import Change, record
 
 PROMPT = "ROMEO: O, she doth teach"
 
@@ -144,13 +147,35 @@ def test_korean_words_are_read_by_word(mainstem, small_run):
     assert "\ufffd" not in said.out
 
 
+def opened(run, *prompts):
+    """The model of a run in float64, and the ids of prompts, (1, T) each."""
+    model, tokenizer = load(run)
+    return model.double(), *(torch.tensor([tokenizer.encode(prompt)]) for prompt in prompts)
+
+
 @pytest.mark.parametrize("how", ["zero", "mean", "resample"])
+@torch.no_grad()
 def test_ablate(mainstem, small_run, how):
+    """The log-probability of the first choice, with each write changed by hand."""
     reference = ("--reference", "the men") if how == "resample" else ()
-    said = mainstem("inspect", "ablate", small_run, "the man", "--how", how, "--by", "branch", "--json", *reference)
+    line = ("inspect", "ablate", small_run, "the man", "--how", how, "--by", "branch", "--dtype", "float64", "--json")
+    said = mainstem(*line, *reference)
     assert said.code == 0, said.err
-    assert [row["label"] for row in said.json["rows"]] == ["0_attn_out", "0_mlp_out", "1_attn_out", "1_mlp_out"]
-    assert all(row["value"] != 0 for row in said.json["rows"])
+    model, ids, other = opened(small_run, "the man", "the men")
+    own, others = record(model, ids), record(model, other)
+    put = {
+        "zero": lambda point: torch.zeros_like(own[point]),
+        "mean": lambda point: own[point].mean(1, keepdim=True).expand_as(own[point]),
+        "resample": lambda point: others[point],
+    }[how]
+    token = own["logits"][0, -1].argmax()
+    expected = {}
+    for label in ("0_attn_out", "0_mlp_out", "1_attn_out", "1_mlp_out"):
+        point = f"blocks.{label.replace('_', '.', 1)}"
+        change = Change({point: lambda write, point=point: put(point)})
+        changed = model(ids, tap=change).log_softmax(-1)[0, -1, token] - own["logits"].log_softmax(-1)[0, -1, token]
+        expected[label] = pytest.approx(changed.item(), abs=1e-9)
+    assert {row["label"]: row["value"] for row in said.json["rows"]} == expected
 
 
 def test_what_is_resampled_from_the_prompt_itself_changes_nothing(mainstem, small_run):
@@ -176,13 +201,32 @@ def test_flow(mainstem, small_run, by):
         assert max(map(width, said.out.splitlines())) <= 80
 
 
+@torch.no_grad()
+def test_each_cell_of_a_patch_is_a_pass_with_that_position_put_in(mainstem, small_run):
+    """The share of the difference between answer and foil that comes back, by hand."""
+    line = ("inspect", "patch", small_run, "the man", "the men", "--token", "a", "--foil", "b", "--dtype", "float64")
+    found = mainstem(*line, "--json").json["rows"]
+    model, clean, corrupt, answer, foil = opened(small_run, "the man", "the men", "a", "b")
+
+    def difference(ids, tap=None):
+        logits = model(ids, tap=tap)[0, -1]
+        return (logits[answer[0, 0]] - logits[foil[0, 0]]).item()
+
+    points, low, high = record(model, clean), difference(corrupt), difference(clean)
+    for row in found:
+        point = f"blocks.{row['layer']}.resid_pre"
+        for position, value in enumerate(row["values"]):
+            at = torch.arange(clean.shape[1])[:, None] == position
+            change = Change({point: lambda x, point=point, at=at: torch.where(at, points[point], x)})
+            assert math.isclose(value, (difference(corrupt, change) - low) / (high - low), abs_tol=1e-9)
+    assert [row["layer"] for row in found] == [0, 1]
+    assert len(found[0]["values"]) == clean.shape[1] == corrupt.shape[1]
+
+
 def test_patch(mainstem, small_run, tmp_path):
     line = ("inspect", "patch", small_run, "the man", "the men", "--token", "a", "--foil", "b", "--json")
     whole, fast = mainstem(*line), mainstem(*line, "--fast")
     assert (whole.code, fast.code) == (0, 0), whole.err + fast.err
-    assert len(whole.json["rows"]) == 2
-    last = whole.json["rows"][0]["values"]
-    assert math.isclose(sum(last[:1]), 0, abs_tol=1e-6)  # the first token is the same in both
     path = mainstem(*line, "--send", "0_mlp_out", "--to", "final")
     assert path.code == 0, path.err
     assert math.isfinite(path.json["value"])
