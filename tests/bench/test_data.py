@@ -59,6 +59,7 @@ def test_ids_that_differ_are_counted():
     assert different(np.array([1, 2, 3, 4]), np.array([1, 5, 3])) == 2
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_the_text_does_not_fill_is_said(short, tmp_path):
     (tmp_path / "a.txt").write_text("ab " * 9000)
     assert measure(Source((tmp_path / "a.txt",)), 4000, 1, 1)["notes"][0].endswith("of the 4,000 asked for")

@@ -47,6 +47,7 @@ def test_the_shapes_are_the_published_ones():
         model_of("smal")
 
 
+@pytest.mark.slow
 def test_the_figures_are_there(monkeypatch):
     monkeypatch.setitem(SHAPES, "small", (1, 2, 16, 8, 2, 11))
     found = measure("small", rounds=1)

@@ -1,13 +1,12 @@
 """What is compared is the same on both sides; ratios have the right side up; and what is missing is said."""
 
 import sys
-import time
 
 import pytest
 import torch
 from hypothesis import given
 
-from mainstem.bench import inspect, memory, naive
+from mainstem.bench import inspect, memory, naive, timing
 from mainstem.bench.inspect import FIGURES, OURS, PEER, POINTS, Opened, measure, stream_and_writes
 from mainstem.bench.memory import alone, taken
 from mainstem.bench.peer import PACKAGE, Found, find, unlike_gpt2
@@ -25,6 +24,15 @@ from models import Change, build, configs, error, few, small, tokens
 SUBJECT = Subject("tiny", tokens=12, grid_tokens=5)
 WITH_PEER = ("composition_speedup", "head_attribution_ratio")
 LINUX = sys.platform == "linux"
+
+
+NOW = [0.0]
+"""The seconds of a clock that each look at it moves by a thousandth, and a slow peer by far more."""
+
+
+def tick(seconds=1e-3):
+    NOW[0] += seconds
+    return NOW[0]
 
 
 @pytest.fixture
@@ -47,16 +55,17 @@ class Slow:
         return {"ids": ids}
 
     def composition(self):
-        time.sleep(0.2)
+        tick(0.2)
         return {mode: scores.nan_to_num() + self.wrong for mode, scores in composition(self.model).scores.items()}
 
     def head_attribution(self, cache, targets):
-        time.sleep(0.2)
+        tick(0.2)
         why = capture(self.model, cache["ids"]).attribution(targets, by="head", pos=None)
         rows = [values for label, values in zip(why.labels, why.values, strict=True) if "H" in label]
         return torch.stack(rows) + self.wrong
 
 
+@pytest.mark.slow
 def test_without_the_peer_its_figures_are_none_and_the_rest_is_there(quick):
     calls = []
     found = measure(SUBJECT, 2, progress=lambda *at: calls.append(at))
@@ -81,10 +90,12 @@ def test_without_the_peer_its_figures_are_none_and_the_rest_is_there(quick):
     assert calls[-1][:2] == (2 + 6 * len(FIGURES),) * 2
 
 
+@pytest.mark.slow
 def test_a_slow_peer_makes_us_look_fast(quick, monkeypatch):
     """Which side is over which: a speed-up above 1, a ratio below 1."""
     monkeypatch.setattr(inspect, "find", lambda model, ids: Found(Slow(model), "", 1e-7))
     monkeypatch.setattr(memory, "peers", lambda subject: memory.Taken(1 << 40, 1 << 40))
+    monkeypatch.setattr(timing.time, "perf_counter", tick)
     found = measure(SUBJECT, 1)
     assert found["composition_speedup"] > 1 > found["head_attribution_ratio"]
     assert all(found["timings"][name]["difference"] < 1e-6 for name in WITH_PEER)

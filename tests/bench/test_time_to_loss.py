@@ -150,6 +150,7 @@ def test_swift_does_the_references_task_and_a_run_of_it_is_training():
     assert chosen.train.vitals_every == chosen.train.eval_every == chosen.train.save_every == 0
 
 
+@pytest.mark.slow
 def test_the_command(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(PRESETS, "swift", Preset("swift", "", SMALL.model.replace(n_ctx=64), SMALL.train))
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")

@@ -19,6 +19,7 @@ def quick(monkeypatch):
     monkeypatch.setitem(sys.modules, f"{PACKAGE}.model_bridge.sources", None)
 
 
+@pytest.mark.slow
 def test_the_figures_as_an_object(mainstem):
     result = mainstem(*LINE, "--json")
     assert result.code == 0
