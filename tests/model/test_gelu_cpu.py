@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstem.model import kernels
-from mainstem.model.kernels.equip import equip
+from mainstem.model.kernels.gelu_backend import choose_gelu
 from mainstem.model.tap import Recorder
 from models import build, few, normal, record, small, tokens
 
 pytest.importorskip("numba", reason="numba is an optional extra (`fast`)")
-from mainstem.model.kernels import gelu_cpu, team
+from mainstem.model.kernels import gelu_cpu, openmp
 
 CPU = torch.device("cpu")
 
@@ -70,7 +70,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch, lent):
 
     threads, first = torch.get_num_threads(), both()
     if not lent:
-        monkeypatch.setattr(team, "_parallel", None)  # as where PyTorch brings another OpenMP
+        monkeypatch.setattr(openmp, "_parallel", None)  # as where PyTorch brings another OpenMP
     try:
         torch.set_num_threads(1)
         assert all(a.equal(b) for a, b in zip(both(), first, strict=True))
@@ -89,11 +89,11 @@ def test_rows_that_lie_elsewhere_are_read_right():
 
 
 @pytest.mark.parametrize("changes", [{}, {"residual": "post"}, {"dropout": 0.1}])
-def test_an_equipped_model_is_the_same_function(changes):
+def test_a_model_with_the_loop_is_the_same_function(changes):
     config = small(activation="gelu_tanh", **changes)
     model, ids = build(config, torch.float32), tokens(config)
     expected = model(ids)
-    assert equip(model, CPU, ids.numel()) == "numba"
+    assert choose_gelu(model, CPU, ids.numel()) == "numba"
     logits = model(ids)
     assert not logits.equal(expected)  # another rounding: it is the loop that ran
     assert far(logits, expected) < 1e-5
@@ -101,10 +101,10 @@ def test_an_equipped_model_is_the_same_function(changes):
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_watching_an_equipped_model_changes_nothing():
+def test_watching_a_model_with_the_loop_changes_nothing():
     config = small(activation="gelu_tanh")
     model, ids = build(config, torch.float32), tokens(config)
-    equip(model, CPU, ids.numel())
+    choose_gelu(model, CPU, ids.numel())
     tap = Recorder(["blocks.0.mlp.pre", "blocks.1.mlp.post"])
     assert model(ids, tap=tap).equal(model(ids))
     seen = record(model, ids)
@@ -113,14 +113,14 @@ def test_watching_an_equipped_model_changes_nothing():
 
 @pytest.mark.parametrize("changes", [{"activation": "relu"}, {"bias": False}, {"d_mlp": 0}, {"activation": "swiglu"}])
 def test_other_models_stay_as_they_are(changes):
-    assert equip(build(small(**changes), torch.float32), CPU, 8) == "torch"
+    assert choose_gelu(build(small(**changes), torch.float32), CPU, 8) == "torch"
 
 
 def test_float64_takes_the_plain_form():
     config = small(activation="gelu_tanh")
     model, ids = build(config), tokens(config)
     expected = model(ids)
-    equip(model, CPU, ids.numel())
+    choose_gelu(model, CPU, ids.numel())
     assert model(ids).equal(expected)
 
 
@@ -130,29 +130,29 @@ def test_autocast_takes_the_plain_form():
     model, ids = build(config, torch.float32), tokens(config)
     with torch.autocast("cpu", torch.bfloat16):
         expected = model(ids)
-        equip(model, CPU, ids.numel())
+        choose_gelu(model, CPU, ids.numel())
         assert far(model(ids).float(), expected.float()) < 0.05
 
 
 def test_without_numba_it_is_pytorch(monkeypatch):
     monkeypatch.setitem(sys.modules, "mainstem.model.kernels.gelu_cpu", None)
     model = build(small(activation="gelu_tanh"), torch.float32)
-    assert equip(model, CPU, 8) == "torch"
+    assert choose_gelu(model, CPU, 8) == "torch"
     assert all(block.mlp.gelu_bias is None for block in model.blocks)
 
 
 def test_where_nothing_can_be_written_it_is_there(monkeypatch):
     """Numba refuses to keep compiled code then, at once."""
     monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
-    for name in ("address", "arithmetic", "team", "gelu_cpu"):
+    for name in ("address", "arithmetic", "openmp", "gelu_cpu"):
         monkeypatch.delitem(sys.modules, f"{kernels.__name__}.{name}")
         monkeypatch.delattr(kernels, name)
     model = build(small(activation="gelu_tanh"), torch.float32)
-    assert equip(model, CPU, 8) == "numba"
+    assert choose_gelu(model, CPU, 8) == "numba"
     assert importlib.import_module(f"{kernels.__name__}.gelu_cpu") is not gelu_cpu
     product, bias = normal(3, 8).float(), normal(8).float()
     assert model.blocks[0].mlp.gelu_bias(product, bias).equal(gelu_cpu.gelu_bias(product, bias))
 
 
 def test_compiled_blocks_are_not_given_a_loop():
-    assert equip(build(small(activation="gelu_tanh"), torch.float32), CPU, 8, compiled=True) == "torch"
+    assert choose_gelu(build(small(activation="gelu_tanh"), torch.float32), CPU, 8, compiled=True) == "torch"

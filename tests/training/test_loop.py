@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from mainstem import atomic
 from mainstem.config import OPTIMIZERS
 from mainstem.errors import DataError, Interrupted, RunError, TrainingFailed
-from mainstem.model.kernels.equip import equip
+from mainstem.model.kernels.gelu_backend import choose_gelu
 from mainstem.runs import checkpoint
 from mainstem.runs.folder import RunFolder, append_row, read_rows
 from mainstem.text import tokenizer as tokenizers
@@ -150,7 +150,9 @@ def test_the_seed_decides(small, tmp_path):
 def test_compiling_leaves_training_on(small, whole, tmp_path, monkeypatch):
     """Dropout too: a compiler that changes nothing ends in the same bytes, also when the run is resumed."""
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: None)
-    monkeypatch.setattr(loop, "equip", lambda *where, compiled: equip(*where))  # the loop of the run beside it
+    monkeypatch.setattr(
+        loop, "choose_gelu", lambda *where, compiled: choose_gelu(*where)
+    )  # the loop of the run beside it
     changes = {"model": {"dropout": 0.1}, "vitals_every": 3, "compile": True}
     stopped(tmp_path / "run", small, 9, **changes)
     events = finish(training(tmp_path / "run", small, **changes))

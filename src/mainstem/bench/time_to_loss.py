@@ -20,7 +20,7 @@ from mainstem.bench import memory
 from mainstem.bench.reference import Recipe, Reference
 from mainstem.errors import ConfigError, DataError
 from mainstem.model.gpt import GPT
-from mainstem.model.kernels.equip import equip
+from mainstem.model.kernels.gelu_backend import choose_gelu
 from mainstem.model.mode import evaluating
 from mainstem.presets import Preset, preset
 from mainstem.text.tokens import Windows, evaluation_windows
@@ -85,7 +85,7 @@ class Ours:
         self.model = GPT(chosen.model.replace(vocab_size=vocabulary), seed=seed)
         self.windows = Windows(tokens, chosen.model.n_ctx, seed, vocabulary)
         device = Device.choose("cpu")
-        equip(self.model, device.device, self.config.batch_size * chosen.model.n_ctx)
+        choose_gelu(self.model, device.device, self.config.batch_size * chosen.model.n_ctx)
         self._train_step = TrainStep(self.model, Optimizer(self.model, self.config), self.config, device)
 
     def step(self, done: int) -> None:

@@ -15,7 +15,7 @@ from mainstem.bench.timing import Alternated, alternate, spread
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.gpt import GPT
-from mainstem.model.kernels.equip import equip
+from mainstem.model.kernels.gelu_backend import choose_gelu
 from mainstem.training import allocator
 from mainstem.training.device import Device
 from mainstem.training.optim import Optimizer
@@ -45,7 +45,7 @@ def model_of(shape: str) -> tuple[GPT, Tensor, Tensor]:
 def our_step(model: GPT, x: Tensor, y: Tensor) -> Step:
     """One step as the training loop takes it: loss, gradient, clipping, AdamW."""
     config, device = TrainConfig(batch_size=len(x), clip=CLIP), Device.choose("cpu")
-    equip(model, device.device, x.numel())
+    choose_gelu(model, device.device, x.numel())
     train_step = TrainStep(model, Optimizer(model, config), config, device)
 
     def step() -> None:

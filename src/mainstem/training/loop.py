@@ -19,7 +19,7 @@ from mainstem import atomic, counts
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, Interrupted, RunError, TrainingFailed
 from mainstem.model.gpt import GPT
-from mainstem.model.kernels.equip import equip
+from mainstem.model.kernels.gelu_backend import choose_gelu
 from mainstem.model.quantized import weights_of
 from mainstem.runs import checkpoint, folder
 from mainstem.runs.folder import RunFolder, append_row, cut_rows, refuse_changes
@@ -81,7 +81,7 @@ class Training:
         self.model = GPT(self.model_config, seed=config.seed).to(self.device.device)
         self.model.recompute = config.recompute
         tokens = config.windows_at_once * n_ctx
-        self.kernels = equip(self.model, self.device.device, tokens, compiled=config.compile)
+        self.kernels = choose_gelu(self.model, self.device.device, tokens, compiled=config.compile)
         self.optimizer = Optimizer(self.model, config, fused=self.device.fused)
         self.train_step = TrainStep(self.model, self.optimizer, config, self.device)
 

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from numba import cfunc, njit, types
 from torch import Tensor
 
-from mainstem.model.kernels import team
+from mainstem.model.kernels import openmp
 from mainstem.model.kernels.address import floats, words
 from mainstem.model.kernels.arithmetic import CUBE, ONE, SLOPE, gelu_tanh, logistic
-from mainstem.model.kernels.team import FIRST, PIECES, claim
+from mainstem.model.kernels.openmp import FIRST, PIECES, claim
 
 _loop = njit(fastmath={"contract"}, error_model="numpy")
 _body = cfunc(types.void(types.int64), error_model="numpy")
@@ -82,7 +82,7 @@ class _GeluBias(torch.autograd.Function):
     def forward(ctx: Any, product: Tensor, bias: Tensor) -> Tensor:
         product, bias = product.contiguous(), bias.contiguous()
         y, width = torch.empty_like(product), len(bias)
-        team.run(_forward, CHUNKS, (y.numel() // width, width, product.data_ptr(), bias.data_ptr(), y.data_ptr()))
+        openmp.run(_forward, CHUNKS, (y.numel() // width, width, product.data_ptr(), bias.data_ptr(), y.data_ptr()))
         ctx.save_for_backward(product, bias)
         return y
 
@@ -93,7 +93,7 @@ class _GeluBias(torch.autograd.Function):
         dy, dx, width = dy.contiguous(), torch.empty_like(product), len(bias)
         partial = product.new_empty(CHUNKS, width)
         tensors = (product, bias, dy, dx, partial)
-        team.run(_backward, CHUNKS, (dx.numel() // width, width, *(tensor.data_ptr() for tensor in tensors)))
+        openmp.run(_backward, CHUNKS, (dx.numel() // width, width, *(tensor.data_ptr() for tensor in tensors)))
         return dx, partial.sum(0)
 
 

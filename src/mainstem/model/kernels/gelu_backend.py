@@ -14,7 +14,7 @@ GELU = "gelu_bias"
 GeluBias = Callable[[Tensor, Tensor], Tensor]
 
 
-def equip(model: GPT, device: torch.device, tokens: int, compiled: bool = False) -> str:
+def choose_gelu(model: GPT, device: torch.device, tokens: int, compiled: bool = False) -> str:
     """Give every MLP with a biased tanh-GELU the loop that is fastest on the device; the model stays the same function.
 
     Args:
