@@ -75,6 +75,14 @@ def strongest(labels: Sequence[str], values: Sequence[float], n: int, title: str
     return Rows(map(Item, labels, values), title).top(n)
 
 
+def ranked(labels: Sequence[str], scores: Sequence[float], n: int, title: str = "rows") -> Rows[Item]:
+    """The n highest scores by their labels, highest first; NaN is left out."""
+    rows = sorted(
+        (Item(*row) for row in zip(labels, scores, strict=True) if row[1] == row[1]), key=lambda row: -row.value
+    )
+    return Rows(rows[: at_least_one(n)], title)
+
+
 def at_least_one(n: int) -> int:
     """n, the number of rows to return. Raises ConfigError for less than 1."""
     if n < 1:

@@ -130,6 +130,11 @@ def test_a_head_that_writes_nothing_has_no_score():
     found = composition(model)
     assert all(scores.isnan().all() for scores in found.scores.values())
     assert found.top() == []
+    with torch.no_grad():
+        model.blocks[0].res_1.gain.weight.fill_(1)
+    pairs = composition(model).top(100)  # block 0 writes, and the queries and keys of later blocks read
+    assert {(pair.writes[:2], pair.mode) for pair in pairs} == {("L0", "Q"), ("L0", "K")}
+    assert all(pair.rank_corrected > 0 for pair in pairs)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ SPLITS = st.sampled_from(([6], [1, 1, 1, 1, 1, 1], [2, 3, 1]))
 def test_neurons(data, residual, split, count):
     model = build(data.draw(configs(residual=residual, n_layer=2, d_mlp=5)))
     ids = tokens(model.config, rows=6, length=8)
-    found = neuron_contexts(model, ids.split(split), layer=1, neuron=3, count=count, around=2)
+    found = neuron_contexts(model, ids.split(split), layer=1, neuron=3, top=count, around=2)
     values = capture(model, ids)["blocks.1.mlp.post"][..., 3]  # (6, 8)
     expected = values.flatten().sort(descending=True).values[:count].tolist()
     assert [context.value for context in found] == pytest.approx(expected, abs=1e-12)
@@ -52,7 +52,7 @@ def test_heads(data, residual, split, count):
     """The value is the length of the head's write; the source, where attention times length is largest."""
     model = build(data.draw(configs(residual=residual, n_layer=2)))
     last, ids = model.config.n_head - 1, tokens(model.config, rows=6, length=7)
-    found = head_contexts(model, ids.split(split), layer=1, head=last, count=count)
+    found = head_contexts(model, ids.split(split), layer=1, head=last, top=count)
     trace = capture(model, ids)
     values = written(model, trace["z", 1]).norm(dim=-1)
     if list(model.blocks[1].res_1.ln_out.parameters()):
@@ -74,7 +74,7 @@ def test_heads(data, residual, split, count):
 def test_a_heads_value_is_the_length_of_its_row_of_a_decomposition():
     model = build(small("sandwich", n_layer=2, d_mlp=0))
     ids = tokens(model.config)
-    (context,) = head_contexts(model, [ids], layer=1, head=0, count=1)
+    (context,) = head_contexts(model, [ids], layer=1, head=0, top=1)
     row = capture(model, ids).decompose(by="head")["L1H0"]
     assert context.value == pytest.approx(row[context.window, context.position].norm().item(), abs=1e-12)
 
@@ -82,9 +82,9 @@ def test_a_heads_value_is_the_length_of_its_row_of_a_decomposition():
 def test_the_induction_heads_sources():
     """The previous-token head reads from the token before; the induction head from what followed."""
     model, ids = induction(), periodic(7, 16, 5)
-    for context in head_contexts(model, [ids], layer=0, head=0, count=10):
+    for context in head_contexts(model, [ids], layer=0, head=0, top=10):
         assert context.source.position == max(0, context.position - 1)
-    found = head_contexts(model, [ids], layer=1, head=0, count=16)
+    found = head_contexts(model, [ids], layer=1, head=0, top=16)
     later = [context for context in found if 5 < context.position <= 10]
     assert len(later) == 5
     for context in later:
@@ -97,14 +97,14 @@ def test_of_equal_places_the_first_ones_are_kept():
     """A text that says the same again and again; windows may be arrays, and come once."""
     model, ids = build(small()), tokens(small(), rows=1)
     again = iter([ids.repeat(3, 1).numpy()] * 2)
-    first, second = neuron_contexts(model, again, layer=0, neuron=1, count=2)
+    first, second = neuron_contexts(model, again, layer=0, neuron=1, top=2)
     assert (first.value, first.position) == (second.value, second.position)
     assert (first.window, second.window) == (0, 1)
 
 
 def test_windows_of_other_lengths():
     model, ids = build(small()), tokens(small(), rows=3)
-    found = neuron_contexts(model, [ids[:, :4], ids[:1, :2], ids], layer=0, neuron=1, count=100)
+    found = neuron_contexts(model, [ids[:, :4], ids[:1, :2], ids], layer=0, neuron=1, top=100)
     assert len(found) == 3 * 4 + 2 + 3 * 7
     assert {context.window for context in found} == set(range(7))
 
@@ -114,7 +114,7 @@ def test_the_model_keeps_its_mode_and_later_blocks_are_not_run():
     with torch.no_grad():
         for parameter in model.blocks[2].parameters():
             parameter.fill_(torch.nan)
-    first, second = (head_contexts(model, [tokens(small())], layer=1, head=1, count=1) for _ in range(2))
+    first, second = (head_contexts(model, [tokens(small())], layer=1, head=1, top=1) for _ in range(2))
     assert first == second
     assert all(module.training for module in model.modules())
 
@@ -129,8 +129,8 @@ def test_bad_input_is_refused():
         head_contexts(model, ids, layer=0, head=2)
     with pytest.raises(ConfigError, match="block 0 has no MLP"):
         neuron_contexts(build(small(d_mlp=0)), ids, layer=0, neuron=0)
-    with pytest.raises(ConfigError, match="count: 0 places"):
-        head_contexts(model, ids, layer=0, head=0, count=0)
+    with pytest.raises(ConfigError, match="top: 0 places"):
+        head_contexts(model, ids, layer=0, head=0, top=0)
     with pytest.raises(DataError, match="windows: there are none"):
         head_contexts(model, iter([]), layer=0, head=0)
     with pytest.raises(DataError, match=r"token id 11 is outside 0\.\.10"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from known import copying, eraser, induction
 from mainstem.circuits import heads
-from mainstem.circuits.heads import KINDS, repeated, scores, scores_on, targets
+from mainstem.circuits.heads import KINDS, head_scores, head_scores_on, repeated, targets
 from mainstem.errors import ConfigError
 from mainstem.stream.capture import capture
 from models import ROWS, build, configs, error, few, record, small
@@ -23,8 +23,8 @@ def test_scores_are_the_diagonals_of_the_patterns(data, residual, with_bos, room
     bos = 4 if with_bos else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heads, "ROOM", room)
-        found = scores(model, period=P, rows=5, bos=bos)
-    ids = repeated(model.config, P, 5, 0, bos)
+        found = head_scores(model, period=P, sequences=5, bos=bos)
+    ids = repeated(model.config, P, 5, 1, bos)
     points = record(model, ids)
     for layer in range(model.config.n_layer):
         pattern = points[f"blocks.{layer}.attn.pattern"]  # (B, H, T, T)
@@ -87,8 +87,8 @@ def test_targets_are_the_actual_matches(rows, data):
 def test_scores_on_a_text_are_those_of_its_rows(config):
     """A padded row scores as it does alone; the mean is over queries, and the counts add up."""
     model, texts = build(config), [[1, 2, 1, 2, 3, 1], [5, 5, 4]]
-    together = scores_on(capture(model, texts))
-    alone = [scores_on(capture(model, [text])) for text in texts]
+    together = head_scores_on(capture(model, texts))
+    alone = [head_scores_on(capture(model, [text])) for text in texts]
     for kind in KINDS:
         counts = [each.queries[kind] for each in alone]
         assert together.queries[kind] == sum(counts)
@@ -103,7 +103,10 @@ def test_scores_on_a_text_are_those_of_its_rows(config):
 @given(configs())
 def test_on_repeated_tokens_both_ways_agree(config):
     model = build(config)
-    found, text = scores(model, period=4, rows=3), scores_on(capture(model, repeated(model.config, 4, 3, 0)))
+    found, text = (
+        head_scores(model, period=4, sequences=3),
+        head_scores_on(capture(model, repeated(model.config, 4, 3, 1))),
+    )
     for kind in KINDS:
         assert error(text[kind], found[kind]) < 1e-12
     assert text.even == found.even
@@ -113,25 +116,25 @@ def test_on_repeated_tokens_both_ways_agree(config):
 def test_the_induction_model():
     """On tokens that do not come a third time L0H0 looks at the previous one, L1H0 at what followed."""
     beta, V = 12.0, 9
-    found = scores(induction(V=V, T=17, beta=beta), bos=V - 1)
+    found = head_scores(induction(V=V, T=17, beta=beta), bos=V - 1)
     assert found.period == 8
     assert found["previous"][0, 0] > 1 - 17 * math.exp(-beta)
     assert found["induction"][1, 0] > 1 - 40 * math.exp(-beta)
-    assert found.top("previous", 1)[0][0] == "L0H0"
-    assert found.top("induction", 1)[0][0] == "L1H0"
-    assert len(found.top("duplicate")) == 2
+    assert found.top(1, "previous")[0][0] == "L0H0"
+    assert found.top(1)[0][0] == "L1H0"
+    assert len(found.top(kind="duplicate")) == 2
     assert found.second_loss < found.first_loss
 
 
 def test_a_head_that_attends_evenly_scores_as_even():
-    found = scores(copying(), period=4)
+    found = head_scores(copying(), period=4)
     for kind in KINDS:
         assert found[kind][0, 0].item() == pytest.approx(found.even[kind])
     assert found.even["previous"] == pytest.approx(sum(1 / (t + 1) for t in range(1, 8)) / 7)
 
 
 def test_heads_of_the_previous_and_the_present_token():
-    found = scores(eraser(), period=4)
+    found = head_scores(eraser(), period=4)
     assert found["previous"][0, 0].item() == pytest.approx(1)
     assert found["current"][1, 0].item() == pytest.approx(1)
 
@@ -139,27 +142,27 @@ def test_heads_of_the_previous_and_the_present_token():
 def test_half_precision_is_summed_in_single():
     """A sum in bfloat16 would keep two digits."""
     trace = capture(build(small(), torch.bfloat16), torch.tensor([[1, 2, 1, 2, 3, 1, 3]]))
-    found, paid = scores_on(trace), trace["pattern", 1].double() * targets(trace.ids)["previous"][:, None]
+    found, paid = head_scores_on(trace), trace["pattern", 1].double() * targets(trace.ids)["previous"][:, None]
     assert error(found["previous"][1], paid.sum((0, 2, 3)) / found.queries["previous"]) < 1e-6
 
 
 def test_a_text_without_matches_has_no_score():
-    found = scores_on(capture(build(small()), torch.tensor([[1, 2, 3, 4]])))
+    found = head_scores_on(capture(build(small()), torch.tensor([[1, 2, 3, 4]])))
     assert found["induction"].isnan().all()
     assert math.isnan(found.even["duplicate"])
     assert found.queries == {"induction": 0, "duplicate": 0, "previous": 3, "current": 3, "first": 3}
 
 
 def test_the_period_is_what_fits_unless_it_is_given():
-    assert scores(build(small(n_ctx=8))).period == 4
-    assert scores(build(small(n_ctx=64, vocab_size=11))).period == 11
-    assert scores(build(small(n_ctx=64, vocab_size=11)), bos=0).period == 10
-    assert scores(build(small(n_ctx=300, vocab_size=200)), rows=1).period == heads.LONGEST
+    assert head_scores(build(small(n_ctx=8))).period == 4
+    assert head_scores(build(small(n_ctx=64, vocab_size=11))).period == 11
+    assert head_scores(build(small(n_ctx=64, vocab_size=11)), bos=0).period == 10
+    assert head_scores(build(small(n_ctx=300, vocab_size=200)), sequences=1).period == heads.LONGEST
 
 
 def test_dropout_is_off_and_the_mode_is_kept():
     model = build(small(dropout=0.5)).train()
-    assert torch.equal(scores(model)["previous"], scores(model)["previous"])
+    assert torch.equal(head_scores(model)["previous"], head_scores(model)["previous"])
     assert all(module.training for module in model.modules())
 
 
@@ -170,18 +173,18 @@ def test_dropout_is_off_and_the_mode_is_kept():
         ({"period": 1}, "period: 1 is not possible"),
         ({"period": 4, "bos": 0}, "2 to 3 different tokens"),
         ({"bos": 11}, r"bos: id 11 is outside 0\.\.10"),
-        ({"rows": 0}, "rows: 0 are none to look at"),
+        ({"sequences": 0}, "sequences: 0 are none to look at"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        scores(build(small()), **arguments)
+        head_scores(build(small()), **arguments)
 
 
 def test_bad_input_is_refused():
     with pytest.raises(ConfigError, match="has no heads"):
-        scores(build(small(n_layer=0)))
+        head_scores(build(small(n_layer=0)))
     with pytest.raises(ConfigError, match="did you mean 'previous'"):
-        scores(build(small()))["previos"]
+        head_scores(build(small()))["previos"]
     with pytest.raises(ConfigError, match="what block 0 read was not captured"):
-        scores_on(capture(build(small()), torch.tensor([[1, 2]]), ["embed"]))
+        head_scores_on(capture(build(small()), torch.tensor([[1, 2]]), ["embed"]))

@@ -36,7 +36,7 @@ def test_a_skip_trigram_is_what_the_model_says(data, residual):
         others = [token for token in range(V) if token != source]
         return model(torch.tensor([[*present, *others, destination]]))[0, -1].softmax(-1)
 
-    before, after = (skip_trigrams(model, count=V**3, context=n).rows for n in (V, V + 1))
+    before, after = (skip_trigrams(model, top=V**3, context=n).trigrams for n in (V, V + 1))
     assert len(before) == len(after) == V**3
     for row in before:
         assert row.before == pytest.approx(said(row.source, row.destination)[row.out].item(), abs=1e-12)
@@ -84,17 +84,17 @@ def test_skip_trigrams_are_those_of_the_dense_tables(offset, n_head, context, ch
     model = build(config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "CHUNK", chunk)
-        found = skip_trigrams(model, count=20, context=context, offset=offset)
+        found = skip_trigrams(model, top=20, context=context, offset=offset)
     expected = dense_skip_trigrams(model, context, offset)
     best = sorted(expected.values(), reverse=True)[:20]
-    assert [row.gain for row in found.rows] == pytest.approx([gain for gain, *_ in best], abs=1e-12)
-    for row in found.rows:
+    assert [row.gain for row in found.trigrams] == pytest.approx([gain for gain, *_ in best], abs=1e-12)
+    for row in found.trigrams:
         assert [row.gain, row.qk, row.ov] == pytest.approx(expected[row[:4]], abs=1e-10)
 
 
 def test_keep_in_mind_and_keep_at_bay():
     """And the bug: the head cannot but know "keep ... in bay", which nobody says."""
-    found = [row[:3] for row in skip_trigrams(skip_trigram(), count=4).rows]
+    found = [row[:3] for row in skip_trigrams(skip_trigram(), top=4).trigrams]
     assert set(found[:2]) == {(KEEP, IN, MIND), (KEEP, AT, BAY)}
     assert set(found[2:]) == {(KEEP, IN, BAY), (KEEP, AT, MIND)}
 
@@ -114,16 +114,16 @@ def test_few_candidates_are_the_best_ones(monkeypatch):
     """A tenth of the pairs holds the strongest triple."""
     model = build(small("none", n_layer=1, d_mlp=0, vocab_size=30, position="none"))
     monkeypatch.setattr(trigrams, "CANDIDATES", 1)
-    few_pairs = skip_trigrams(model, count=90).rows
+    few_pairs = skip_trigrams(model, top=90).trigrams
     monkeypatch.setattr(trigrams, "CANDIDATES", 900)
-    every_pair = skip_trigrams(model, count=90).rows
+    every_pair = skip_trigrams(model, top=90).trigrams
     assert few_pairs[0] == every_pair[0]
     assert len({row[:4] for row in few_pairs} & {row[:4] for row in every_pair}) > 60
 
 
 def test_what_a_reading_leaves_out_is_said():
-    assert skip_trigrams(build(small("none", n_layer=1, d_mlp=0, position="none")), count=1).notes == ()
-    found = skip_trigrams(build(small("sandwich", position="rotary")), layer=1, count=1, offset=3)
+    assert skip_trigrams(build(small("none", n_layer=1, d_mlp=0, position="none")), top=1).notes == ()
+    found = skip_trigrams(build(small("sandwich", position="rotary")), layer=1, top=1, offset=3)
     assert found.offset == 3
     assert found.notes == (
         "QK at offset 3: so far before its destination each token is read",
@@ -131,13 +131,13 @@ def test_what_a_reading_leaves_out_is_said():
         "block 1 reads the embeddings and is unembedded; other blocks are left out",
         "ov: up to the scales of res_1.ln_out, ln_f, positive numbers",
     )
-    assert skip_trigrams(build(small()), count=1).notes[0].startswith("positions are left out")
+    assert skip_trigrams(build(small()), top=1).notes[0].startswith("positions are left out")
 
 
 def test_the_model_is_left_as_it_was():
     model = build(small("pre", dropout=0.5)).train()
-    first, second = skip_trigrams(model, count=3), skip_trigrams(model, count=3)
-    assert first.rows == second.rows
+    first, second = skip_trigrams(model, top=3), skip_trigrams(model, top=3)
+    assert first.trigrams == second.trigrams
     assert all(module.training for module in model.modules())
 
 
@@ -154,8 +154,8 @@ def test_logits_by_path_sum_to_the_logits(data, residual):
 
 def test_bad_input_is_refused():
     model = build(small())
-    with pytest.raises(ConfigError, match="count: 0 entries"):
-        skip_trigrams(model, count=0)
+    with pytest.raises(ConfigError, match="n: 0 rows"):
+        skip_trigrams(model, top=0)
     with pytest.raises(ConfigError, match="layer: 3 is not a block of this model, which has 3"):
         skip_trigrams(model, layer=3)
     with pytest.raises(ConfigError, match="context: 1 tokens leave no room"):

@@ -106,9 +106,9 @@ def test_a_direction_between_units_holds_units():
     U, *_ = torch.linalg.svd(found.matrix.dense())
     plus, minus = found.directions(count=1, units=2)
     assert sorted((plus.writes, minus.writes)) == sorted((side * U[:, 0]).topk(2).indices.tolist() for side in (1, -1))
-    assert (found.writes.units, found.reads.units) == ("token", "token")
+    assert (found.writer.units, found.reader.units) == ("token", "token")
     neurons = virtual(model, "0_mlp_out", "L1H0.Q")
-    assert neurons.writes.units == "neuron"
+    assert neurons.writer.units == "neuron"
     assert len(neurons.directions(count=1, units=48)[0].writes) < 48  # the others stand on the other side
 
 

@@ -15,7 +15,7 @@ from logits_by_path import contributions
 
 from mainstem.circuits.bigrams import bigrams
 from mainstem.circuits.composition import composition
-from mainstem.circuits.heads import repeated, scores
+from mainstem.circuits.heads import head_scores, repeated
 from mainstem.circuits.skip_trigrams import skip_trigrams
 from mainstem.config import ModelConfig
 from mainstem.model.gpt import GPT
@@ -99,7 +99,7 @@ class OneBlock:
 
     def compare(self):
         """How many occur of the 200 strongest triples, of 200 random ones, and of 200 that follow tokens' frequency."""
-        strongest = np.array(list({row[:3] for row in skip_trigrams(self.model, count=200).rows}))
+        strongest = np.array(list({row[:3] for row in skip_trigrams(self.model, top=200).trigrams}))
         rng, many, text = np.random.default_rng(0), 100, self.occurring()
         uniform = rng.integers(self.V, size=(200 * many, 3))
         frequent = self.ids.numpy()[rng.integers(len(self.ids), size=(200 * many, 3))]
@@ -157,7 +157,7 @@ def repeating(layers, seed):
 
 def second_half_loss(model, silenced):
     """The loss on the second half of repeated tokens with one head of the first block writing nothing."""
-    ids = repeated(model.config, PERIOD, rows=32, seed=0)
+    ids = repeated(model.config, PERIOD, sequences=32, seed=1)
     keep = torch.ones(model.config.n_head, 1).index_fill_(0, torch.tensor(silenced), 0.0)
     logits = model(ids, tap=Change({"blocks.0.attn.z": lambda z: z * keep}))
     return F.cross_entropy(logits[:, PERIOD:-1].transpose(1, 2), ids[:, PERIOD + 1 :]).item()
@@ -166,12 +166,12 @@ def second_half_loss(model, silenced):
 def induction_figures(seed):
     """What the claim is about: induction grows in two blocks, by a head that composition finds, and not in one."""
     model = repeating(2, seed)
-    found, H = scores(model, period=PERIOD), model.config.n_head
+    found, H = head_scores(model, period=PERIOD), model.config.n_head
     layer, head = divmod(int(found["induction"].argmax()), H)
     previous = int(found["previous"][0].argmax())
     reads = composition(model).z["K"][:H, layer * H + head]
     gain = found.first_loss - found.second_loss
-    control = scores(repeating(1, seed), period=PERIOD)
+    control = head_scores(repeating(1, seed), period=PERIOD)
     return {
         "layer": layer,
         "induction": found["induction"].max().item(),

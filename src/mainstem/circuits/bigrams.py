@@ -5,7 +5,7 @@ V vocabulary. The table, (V, V), is never held: rows of it are made, looked at a
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from mainstem.circuits.virtual import virtual
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
 from mainstem.model.norms import Norm
+from mainstem.results import Rows, summary
 
 
 class Bigram(NamedTuple):
@@ -26,8 +27,18 @@ class Bigram(NamedTuple):
     logit: float
     """Less the mean of the token's row, on which no prediction depends."""
 
+    @property
+    def label(self) -> str:
+        """Both ids."""
+        return f"{self.token} -> {self.out}"
 
-@dataclass(frozen=True, eq=False)
+    @property
+    def value(self) -> float:
+        """The logit."""
+        return self.logit
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Bigrams:
     """The direct path from `embed` to `unembed`, [token, next token], as logits."""
 
@@ -40,18 +51,27 @@ class Bigrams:
         """(V,), the logits after a token. Raises ConfigError for an id outside the vocabulary."""
         return self._left(token)[0] @ self.matrix.right
 
-    def top(self, count: int = 10, token: int | None = None) -> list[Bigram]:
-        """The entries that stand highest above the means of their rows, highest first; of one token's row, or of all.
+    def __repr__(self) -> str:
+        V = self.matrix.shape[0]
+        return summary(f"Bigrams: {V:,} tokens x {V:,} next ones; top(n) reads all of the table, top(n, token) a row")
+
+    def to_dicts(self, n: int = 100) -> list[dict[str, Any]]:
+        """The rows of `top(n)`: `label`, `token`, `out` and `logit`; the whole table is never held."""
+        return self.top(n).to_dicts()
+
+    def top(self, n: int = 10, token: int | None = None) -> Rows[Bigram]:
+        """The n entries highest above the means of their rows, highest first; of one token's row, or of all.
 
         Raises ConfigError for an id outside the vocabulary.
         """
         left = self.matrix.left if token is None else self._left(token)
         right = self.matrix.right - self.matrix.right.mean(1, keepdim=True)
-        best = Largest(count, left)
+        best = Largest(n, left)
         for start, rows in row_chunks(left, right.shape[1]):
             best.add(start + (token or 0), rows @ right)
         found = zip(best.places.tolist(), best.entries[0].tolist(), strict=True)
-        return [Bigram(token, out, logit) for (token, out), logit in found]
+        bigrams = (Bigram(token, out, logit) for (token, out), logit in found)
+        return Rows(bigrams, "bigrams by their ids: the logit of each above its row's mean")
 
     def _left(self, token: int) -> Tensor:
         """(1, C)."""

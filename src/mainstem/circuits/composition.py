@@ -18,7 +18,7 @@ large product. The scales of the norms between the heads, a positive number for 
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from mainstem.circuits.weights import readers, writers
 from mainstem.errors import ConfigError
 from mainstem.model import names
 from mainstem.model.gpt import GPT
+from mainstem.results import SHOWN, Rows, at_least_one, summary
 
 MODES = ("Q", "K", "V")
 
@@ -45,8 +46,18 @@ class HeadPair(NamedTuple):
     z: float
     rank_corrected: float
 
+    @property
+    def label(self) -> str:
+        """The earlier head, and what of the later one reads it."""
+        return f"{self.writes} -> {self.reads}.{self.mode}"
 
-@dataclass(frozen=True, eq=False)
+    @property
+    def value(self) -> float:
+        """The score."""
+        return self.score
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Composition:
     """The scores of all pairs of heads; the tensors are (n, n), writer by reader, n = L H, for each of Q, K and V.
 
@@ -93,7 +104,7 @@ class Composition:
     @cached_property
     def limits(self) -> dict[str, Tensor]:
         """The largest scores that the two heads' spectra allow, (n, n) for each mode."""
-        ov, qk = (svdvals(unit).square() for unit in (self.ov, self.qk))  # (n, D), falling
+        ov, qk = (svdvals(unit.nan_to_num()).square() for unit in (self.ov, self.qk))  # (n, D), falling
         by_qk, by_ov = (ov @ qk.T).sqrt(), (ov @ ov.T).sqrt()
         return {"Q": by_qk, "K": by_qk, "V": by_ov}
 
@@ -107,23 +118,32 @@ class Composition:
         """Scores as shares of the limits: 1 is a perfect match."""
         return {mode: scores / self.limits[mode] for mode, scores in self.scores.items()}
 
-    def top(self, count: int = 10, modes: str = "QKV") -> list[HeadPair]:
-        """The pairs of the highest scores, highest first, among these modes. Raises ConfigError for another mode."""
+    def __repr__(self) -> str:
+        chance = f"random heads score {self.mean:.4f} (standard deviation {self.std:.4f})"
+        pairs = sum(int(scores.isfinite().sum()) for scores in self.scores.values())
+        return summary(f"Composition of {len(self.labels)} heads; {chance}", self.top(SHOWN), pairs)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Every pair of heads with a path, in each mode: `label` and the fields of `HeadPair`."""
+        return self.top(len(MODES) * len(self.labels) ** 2 + 1).to_dicts()
+
+    def top(self, n: int = 10, modes: str = "QKV") -> Rows[HeadPair]:
+        """The n pairs of the highest scores, highest first, among these modes. Raises ConfigError for another mode."""
         for mode in modes or " ":
             if mode not in MODES:
                 raise ConfigError(f"modes: {modes!r} is not possible; give some of Q, K and V, as in QK")
         scores = torch.stack([self.scores[mode] for mode in modes]).nan_to_num(nan=-1.0)
-        count = min(count, int((scores >= 0).sum()))
+        count = min(at_least_one(n), int((scores >= 0).sum()))
         best = torch.unravel_index(scores.flatten().argsort(descending=True, stable=True)[:count], scores.shape)
-        pairs = []
-        for index, writes, reads in torch.stack(best, dim=1).tolist():
-            mode = modes[index]
-            values = [table[mode][writes, reads].item() for table in (self.scores, self.z, self.rank_corrected)]
-            pairs.append(HeadPair(self.labels[writes], self.labels[reads], mode, *values))
-        return pairs
+        tables = (torch.stack([table[mode] for mode in modes]) for table in (self.scores, self.z, self.rank_corrected))
+        numbers = zip(*(table[best].tolist() for table in tables), strict=True)
+        places = zip(*(index.tolist() for index in best), strict=True)
+        pairs = ((self.labels[writes], self.labels[reads], modes[index]) for index, writes, reads in places)
+        rows = (HeadPair(*pair, *row) for pair, row in zip(pairs, numbers, strict=True))
+        return Rows(rows, "pairs of heads: the score of each")
 
 
-def composition(model: GPT, offset: int | None = None, seed: int = 0) -> Composition:
+def composition(model: GPT, offset: int | None = None, seed: int = 1) -> Composition:
     """The composition scores of every earlier head with every later one.
 
     Args:
@@ -157,7 +177,7 @@ def composition(model: GPT, offset: int | None = None, seed: int = 0) -> Composi
     return Composition(every.labels, scores, ov, qk, every.width, seed, every.offset, reasons, notes)
 
 
-def random_scores(width: int, d_head: int, seed: int = 0, count: int = 8) -> Tensor:
+def random_scores(width: int, d_head: int, seed: int = 1, count: int = 8) -> Tensor:
     """The scores of `count` heads of normal entries with one another in each mode, (3, count, count), float64."""
     generator = torch.Generator().manual_seed(seed)
     W_Q, W_K, W_V, W_O = torch.randn(4, count, width, d_head, generator=generator, dtype=torch.float64)

@@ -23,6 +23,7 @@ from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.tap import Recorder, Scope
+from mainstem.results import Rows
 from mainstem.stream.ids import padded
 
 
@@ -54,21 +55,26 @@ class Context:
     source: Read | None = None
     """A head's."""
 
+    @property
+    def label(self) -> str:
+        """The place."""
+        return f"window {self.window} at {self.position}"
+
 
 Windows = Iterable[Tensor | np.ndarray]
 """Batches of ids, each (B, T)."""
 
 
 def neuron_contexts(
-    model: GPT, windows: Windows, layer: int, neuron: int, count: int = 10, around: int = 8
-) -> list[Context]:
+    model: GPT, windows: Windows, layer: int, neuron: int, top: int = 10, around: int = 8
+) -> Rows[Context]:
     """The places where a neuron's activation is largest, largest first.
 
     Args:
         model: any GPT. It is read in evaluation mode, up to the block and no further.
         windows: batches of ids, each (B, T); one is held at a time.
         layer, neuron: which one.
-        count: of places.
+        top: how many places to return.
         around: how many tokens are shown on each side of a place.
 
     Raises ConfigError for a block or a neuron that the model does not have, and DataError where there are no windows.
@@ -77,19 +83,17 @@ def neuron_contexts(
     if block.mlp is None:
         raise ConfigError(f"neuron: block {layer} has no MLP; ask for the contexts of a head")
     _check("neuron", neuron, block.mlp.c_proj.in_features)
-    return _strongest(model, windows, layer, _Neuron(neuron), count, around)
+    return _strongest(model, windows, layer, _Neuron(neuron), top, around)
 
 
-def head_contexts(
-    model: GPT, windows: Windows, layer: int, head: int, count: int = 10, around: int = 8
-) -> list[Context]:
+def head_contexts(model: GPT, windows: Windows, layer: int, head: int, top: int = 10, around: int = 8) -> Rows[Context]:
     """The places where a head writes most, most first, each with the source that it reads there.
 
     What a head writes is its row of `decompose(by="head")`: without the share of the values' bias, which is the same
     everywhere. The arguments and errors are those of `neuron_contexts`, with `head` instead of `neuron`.
     """
     _check("head", head, _block(model, layer).attn.n_head)
-    return _strongest(model, windows, layer, _Head(model, layer, head), count, around)
+    return _strongest(model, windows, layer, _Head(model, layer, head), top, around)
 
 
 class _Neuron:
@@ -142,10 +146,10 @@ class _Head:
 
 def _strongest(
     model: GPT, windows: Windows, layer: int, unit: _Neuron | _Head, count: int, around: int
-) -> list[Context]:
+) -> Rows[Context]:
     """The places of the largest values, of which no more than `count` are kept on the way."""
     if count < 1 or around < 0:
-        raise ConfigError(f"count: {count} places with {around} tokens around; give at least 1 and at least 0")
+        raise ConfigError(f"top: {count} places with {around} tokens around; give at least 1 and at least 0")
     best: list[Context] = []
     seen = 0
     with torch.no_grad(), evaluating(model):
@@ -162,7 +166,7 @@ def _strongest(
             seen += len(ids)
     if not seen:
         raise DataError("windows: there are none, so no place is the strongest; an iterator can be read only once")
-    return best
+    return Rows(best, "places: the value at each")
 
 
 def _context(

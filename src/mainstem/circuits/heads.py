@@ -16,6 +16,7 @@ itself alone, is no query; padding is neither query nor target. B rows, T positi
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from mainstem.model import names
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.precision import wide
+from mainstem.results import SHOWN, Item, Rows, ranked, summary
 from mainstem.stream.record import Record
 
 KINDS = ("induction", "duplicate", "previous", "current", "first")
@@ -36,7 +38,7 @@ ROOM = 1 << 24
 """Elements of a block's patterns, or of logits, that are held at once, of whatever dtype."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadScores:
     """How much of its attention each head pays to each kind of target, from 0 to 1."""
 
@@ -53,14 +55,31 @@ class HeadScores:
             raise ConfigError(f"kind: unknown value {kind!r}; {nearest(kind, KINDS)}")
         return self.by_kind[kind]
 
-    def top(self, kind: str, count: int = 5) -> list[tuple[str, float]]:
-        """The heads of the highest scores, highest first, by their labels."""
-        H, flat = self[kind].shape[1], self[kind].flatten()
-        order = flat.argsort(descending=True, stable=True)[:count].tolist()
-        return [(names.head(*divmod(index, H)), flat[index].item()) for index in order]
+    def __repr__(self) -> str:
+        heads = len(self.labels)
+        title = f"{type(self).__name__}: attention to {', '.join(self.by_kind)} tokens, by {heads} heads; induction"
+        return summary(title, self.top(SHOWN), heads)
+
+    @property
+    def labels(self) -> list[str]:
+        """The heads, block by block."""
+        L, H = self.by_kind[KINDS[0]].shape
+        return [names.head(block, head) for block in range(L) for head in range(H)]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Each head: `label`, and its score of each kind by the kind's name."""
+        scores = zip(*(self[kind].flatten().tolist() for kind in KINDS), strict=True)
+        return [
+            {"label": label} | dict(zip(KINDS, row, strict=True))
+            for label, row in zip(self.labels, scores, strict=True)
+        ]
+
+    def top(self, n: int = 10, kind: str = "induction") -> Rows[Item]:
+        """The n heads of the highest scores of one kind, highest first; those without a score are left out."""
+        return ranked(self.labels, self[kind].flatten().tolist(), n, f"heads: attention to {kind} tokens")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RepetitionScores(HeadScores):
     """The scores on repeated random tokens, and what the model makes of the repetition."""
 
@@ -71,8 +90,8 @@ class RepetitionScores(HeadScores):
     """Nats per token of the second half, without its first token: nothing says that the repetition begins."""
 
 
-def scores(
-    model: GPT, period: int | None = None, rows: int = 32, seed: int = 0, bos: int | None = None
+def head_scores(
+    model: GPT, period: int | None = None, sequences: int = 32, seed: int = 1, bos: int | None = None
 ) -> RepetitionScores:
     """What each head does with random tokens and the same ones again.
 
@@ -83,13 +102,13 @@ def scores(
     Args:
         model: any GPT with blocks. It is read in evaluation mode.
         period: tokens before they repeat; None: as many as context and vocabulary hold, up to LONGEST.
-        rows: of tokens.
+        sequences: how many rows of tokens.
         seed: of the tokens.
         bos: an id to begin each row with, such as the tokenizer's `eot_id`.
 
     Raises ConfigError for a period that context or vocabulary does not hold, and for a model without blocks.
     """
-    ids, start = repeated(model.config, period, rows, seed, bos).to(model.wte.weight.device), int(bos is not None)
+    ids, start = repeated(model.config, period, sequences, seed, bos).to(model.wte.weight.device), int(bos is not None)
     T = ids.shape[1]
     period, row = (T - start) // 2, max(model.config.n_head * T**2, model.config.vocab_size * T)
     readings, first, second = [], 0.0, 0.0
@@ -100,11 +119,11 @@ def scores(
             nats = F.cross_entropy(logits[:, :-1].transpose(1, 2).float(), some[:, 1:], reduction="none")
             first += nats[:, : start + period - 1].sum().item()  # nats[:, i] is the loss of token i + 1
             second += nats[:, start + period :].sum().item()
-    losses = first / (rows * (start + period - 1)), second / (rows * (period - 1))
+    losses = first / (sequences * (start + period - 1)), second / (sequences * (period - 1))
     return RepetitionScores(*_means(readings), period, *losses)
 
 
-def scores_on(record: Record) -> HeadScores:
+def head_scores_on(record: Record) -> HeadScores:
     """What each head does in a text, by the matches that the text has.
 
     One block's pattern is held at a time, unless the record keeps them. Raises ConfigError for a model without blocks,
@@ -116,16 +135,16 @@ def scores_on(record: Record) -> HeadScores:
     return HeadScores(*_means([reading]))
 
 
-def repeated(config: ModelConfig, period: int | None, rows: int, seed: int, bos: int | None = None) -> Tensor:
-    """Rows of different random tokens and the same ones again, (rows, 2 period), or one more with `bos` before them.
+def repeated(config: ModelConfig, period: int | None, sequences: int, seed: int, bos: int | None = None) -> Tensor:
+    """Sequences of different random tokens and the same again, (sequences, 2 period), or one more with `bos` first.
 
-    The arguments and errors are those of `scores`.
+    The arguments and errors are those of `head_scores`.
     """
     V, start = config.vocab_size, int(bos is not None)
     if bos is not None and not 0 <= bos < V:
         raise ConfigError(f"bos: id {bos} is outside 0..{V - 1}")
-    if rows < 1:
-        raise ConfigError(f"rows: {rows} are none to look at; give at least 1")
+    if sequences < 1:
+        raise ConfigError(f"sequences: {sequences} are none to look at; give at least 1")
     fits = min((config.n_ctx - start) // 2, V - start)
     period = min(LONGEST, fits) if period is None else period
     if not 2 <= period <= fits:
@@ -134,7 +153,7 @@ def repeated(config: ModelConfig, period: int | None, rows: int, seed: int, bos:
             f"fit n_ctx {config.n_ctx} and vocab_size {V}"
         )
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.rand(rows, V - start, generator=generator).argsort(1)[:, :period]
+    tokens = torch.rand(sequences, V - start, generator=generator).argsort(1)[:, :period]
     if bos is None:
         return tokens.repeat(1, 2)
     tokens += tokens >= bos

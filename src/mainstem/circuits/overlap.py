@@ -14,7 +14,7 @@ which follow from the moments of the uniform distribution over projections.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from mainstem.circuits.factors import product_norms
 from mainstem.circuits.head_weights import heads
 from mainstem.errors import ConfigError, nearest
 from mainstem.model.gpt import GPT
+from mainstem.results import SHOWN, Rows, at_least_one, summary
 
 ROLES = ("Q", "K", "V", "O")
 RANK_TOLERANCE = 1e-5
@@ -41,8 +42,18 @@ class SubspacePair(NamedTuple):
     z: float
     share: float
 
+    @property
+    def label(self) -> str:
+        """Both subspaces."""
+        return f"{self.first} ~ {self.second}"
 
-@dataclass(frozen=True, eq=False)
+    @property
+    def value(self) -> float:
+        """Standard deviations from the mean of random subspaces."""
+        return self.z
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Overlap:
     """The overlaps of N = 4 L H subspaces; tables are (N, N), symmetric, in the order of `labels`: role by role.
 
@@ -59,8 +70,8 @@ class Overlap:
     width: int
     """d, the dimensions that are read: C, and C - 1 where all the readers centre that heads have a path to."""
 
-    def rows(self, role: str) -> slice:
-        """Where the subspaces of a role lie: `overlap.z[overlap.rows("O"), overlap.rows("K")]` is (L H, L H)."""
+    def span(self, role: str) -> slice:
+        """Where the subspaces of a role lie: `overlap.z[overlap.span("O"), overlap.span("K")]` is (L H, L H)."""
         if role not in ROLES:
             raise ConfigError(f"role: {role!r} is not one of a head's; {nearest(role, ROLES)}")
         count, index = len(self.labels) // len(ROLES), ROLES.index(role)
@@ -105,15 +116,25 @@ class Overlap:
         index = self.labels.index(label)
         return self.bases[index, : int(self.ranks[index])]
 
-    def top(self, count: int = 10) -> list[SubspacePair]:
-        """The pairs of two different subspaces of the highest z, highest first."""
+    def __repr__(self) -> str:
+        N = len(self.labels)
+        title = f"Overlap of {N} subspaces in {self.width} dimensions; standard deviations from the mean of random ones"
+        return summary(title, self.top(SHOWN), N * (N - 1) // 2)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Every pair of two different subspaces, neither empty nor all of the stream: `label`, and `SubspacePair`'s."""
+        return self.top(len(self.labels) ** 2 + 1).to_dicts()
+
+    def top(self, n: int = 10) -> Rows[SubspacePair]:
+        """The n pairs of two different subspaces of the highest z, highest first."""
         first, second = torch.triu_indices(len(self.labels), len(self.labels), offset=1)
         z = self.z[first, second].nan_to_num(nan=-torch.inf)
-        best = z.argsort(descending=True, stable=True)[: min(count, int(z.isfinite().sum()))]
-        pairs = zip(first[best].tolist(), second[best].tolist(), strict=True)
-        tables = (self.kernel, self.z, self.share)
-        values = ((i, j, (table[i, j].item() for table in tables)) for i, j in pairs)
-        return [SubspacePair(self.labels[i], self.labels[j], *row) for i, j, row in values]
+        best = z.argsort(descending=True, stable=True)[: min(at_least_one(n), int(z.isfinite().sum()))]
+        i, j = first[best], second[best]
+        numbers = zip(*(table[i, j].tolist() for table in (self.kernel, self.z, self.share)), strict=True)
+        pairs = ((self.labels[a], self.labels[b]) for a, b in zip(i.tolist(), j.tolist(), strict=True))
+        rows = (SubspacePair(*pair, *row) for pair, row in zip(pairs, numbers, strict=True))
+        return Rows(rows, "pairs of subspaces: standard deviations from chance")
 
 
 def random_moments(p: Tensor | int, q: Tensor | int, width: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ V vocabulary, C d_model, H heads, D d_head. No table of (V, V) is held: rows of 
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.norms import Norm
 from mainstem.model.precision import wide
+from mainstem.results import SHOWN, Rows, at_least_one, summary
 
 CANDIDATES = 10
 """Pairs of source and destination that are looked at, in each head, for each skip-trigram that is wanted."""
@@ -48,24 +49,46 @@ class SkipTrigram(NamedTuple):
     """The same where the source stands in that context, and the head reads it."""
 
     @property
+    def label(self) -> str:
+        """The head and the three ids."""
+        return f"{self.head}: {self.source} ... {self.destination} -> {self.out}"
+
+    @property
+    def value(self) -> float:
+        """The gain."""
+        return self.gain
+
+    @property
     def gain(self) -> float:
         """By how much the source makes `out` more probable after the destination."""
         return self.after - self.before
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SkipTrigrams:
     """The strongest skip-trigrams of a block's heads, those of the largest gain first."""
 
-    rows: list[SkipTrigram]
+    trigrams: Rows[SkipTrigram]
     offset: int | None
     """Of QK: how far before its destination a source stands; None where positions are not rotary."""
     notes: tuple[str, ...]
     """What is left out."""
 
+    def __repr__(self) -> str:
+        title = "SkipTrigrams by their ids, source ... destination -> out; what the source adds to out's probability"
+        return summary(title, self.top(SHOWN), len(self.trigrams))
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Each skip-trigram: `label`, the fields of `SkipTrigram`, and `gain`."""
+        return [row | {"gain": entry.gain} for row, entry in zip(self.trigrams.to_dicts(), self.trigrams, strict=True)]
+
+    def top(self, n: int = 10) -> Rows[SkipTrigram]:
+        """The n skip-trigrams of the largest gain, largest first."""
+        return Rows(self.trigrams[: at_least_one(n)], self.trigrams.title)
+
 
 def skip_trigrams(
-    model: GPT, layer: int = 0, count: int = 200, context: int | None = None, offset: int | None = None
+    model: GPT, layer: int = 0, top: int = 200, context: int | None = None, offset: int | None = None
 ) -> SkipTrigrams:
     """The skip-trigrams that a block's heads make most of, read from the weights.
 
@@ -76,7 +99,7 @@ def skip_trigrams(
     of `out`.
 
     The triples are not gone through one by one. A head's pairs of source and destination are ranked by that weight
-    times how far the source moves the logits; each `out` is looked at for the first CANDIDATES * count of them.
+    times how far the source moves the logits; each `out` is looked at for the first CANDIDATES * top of them.
 
     Tokens are read by their content, through the block's own norms, biases and gains. For a model of one attention-only
     block without positions that is all there is; the `notes` say what is left out of another.
@@ -84,11 +107,11 @@ def skip_trigrams(
     Args:
         model: any GPT with blocks.
         layer: the block. It is taken to read the embeddings, and to be read by the unembedding.
-        count: of skip-trigrams.
+        top: how many skip-trigrams to return.
         context: tokens that the destination sees, itself among them; None is n_ctx.
         offset: with rotary positions, how far before the destination every token stands; None is 1.
 
-    Raises ConfigError for a count below 1, a block that the model does not have, a context below 2, a vocabulary of one
+    Raises ConfigError for a `top` below 1, a block that the model does not have, a context below 2, a vocabulary of one
     token, and an offset as `head_weights.at_offset` does.
     """
     context = model.config.n_ctx if context is None else context
@@ -100,10 +123,11 @@ def skip_trigrams(
         raise ConfigError("vocab_size: with one token there is no source beside it; skip-trigrams need at least 2")
     with torch.no_grad(), evaluating(model):
         reading = _Reading(model, layer, context, offset)
-        pairs = reading.pairs(CANDIDATES * count)
-        found = [row for head, some in enumerate(pairs) for row in reading.best(head, some, count)]
+        pairs = reading.pairs(CANDIDATES * at_least_one(top))
+        found = [row for head, some in enumerate(pairs) for row in reading.best(head, some, top)]
     found.sort(key=lambda row: row.gain, reverse=True)
-    return SkipTrigrams(found[:count], reading.offset, reading.notes())
+    title = "skip-trigrams by their ids: what the source adds to out's probability"
+    return SkipTrigrams(Rows(found[:top], title), reading.offset, reading.notes())
 
 
 class _Reading:

@@ -14,6 +14,7 @@ their middle. Norm scales, a positive number for each token, are left out.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +25,10 @@ from mainstem.circuits.paths import NoPath, by_cause, check_path
 from mainstem.circuits.weights import reader, readers, writer, writers
 from mainstem.model import names
 from mainstem.model.gpt import GPT
+from mainstem.results import SHOWN, Item, Rows, plain, ranked, summary
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Spectra:
     """What the weights of each head say about it alone; n = L H heads, block by block."""
 
@@ -46,6 +48,21 @@ class Spectra:
     """Block -> what lies between, where its heads have no such path."""
     notes: tuple[str, ...]
     """What the numbers leave open, and which are missing, in words."""
+
+    def __repr__(self) -> str:
+        return summary(
+            f"Spectra of {len(self.labels)} heads; the copying score of each", self.top(SHOWN), len(self.labels)
+        )
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Each head: `label`, `copying`, and the largest singular values, `ov_singular_value`, `qk_singular_value`."""
+        columns = self.labels, self.copying, self.ov_singular_values[:, 0], self.qk_singular_values[:, 0]
+        names = "label", "copying", "ov_singular_value", "qk_singular_value"
+        return [dict(zip(names, row, strict=True)) for row in zip(*map(plain, columns), strict=True)]
+
+    def top(self, n: int = 10) -> Rows[Item]:
+        """The n heads of the highest copying scores, highest first; those without a score are left out."""
+        return ranked(self.labels, self.copying.tolist(), n, "heads: the copying score of each")
 
 
 def positive_share(eigenvalues: Tensor) -> Tensor:

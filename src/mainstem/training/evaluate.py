@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from mainstem.model.gpt import GPT
 from mainstem.model.tap import Tap
+from mainstem.results import plain
 from mainstem.text.tokens import Prepared, bytes_per_token, evaluation_windows
 from mainstem.training.device import Device
 
@@ -24,7 +26,7 @@ def loss_sum(model: GPT, x: Tensor, y: Tensor, tap: Tap | None = None) -> Tensor
     return F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), reduction="sum", ignore_index=IGNORED)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """The result over a whole split."""
 
@@ -34,6 +36,14 @@ class Evaluation:
     """Bits per byte of the text that the targets stand for; comparable across tokenizers."""
     tokens: int
     bytes: int
+
+    def __repr__(self) -> str:
+        size = f"{self.tokens:,} tokens, {self.bytes:,} bytes"
+        return f"Evaluation: {self.loss:.4f} nats per token, {self.bits_per_byte:.4f} bits per byte; {size}"
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """One dict of the four numbers."""
+        return [plain(self)]
 
 
 def evaluate(

@@ -16,7 +16,7 @@ class Heads(Opening):
     """Tokens before the repetition; by default as many as fit the context, up to 64."""
     sequences: int = 32
     """How many repeated sequences."""
-    seed: int = 0
+    seed: int = 1
     """Random seed of the tokens."""
     offset: int | None = None
     """With rotary positions, the distance from a key to its query; by default 1."""
@@ -27,22 +27,19 @@ def main(argv: Sequence[str]) -> None:
     command = parse(Heads, "circuits heads", argv)
     screen = Screen(command.json)
     model, _ = open_model(command, screen)
-    from mainstem.circuits.heads import KINDS, scores
+    from mainstem.circuits.heads import KINDS, head_scores
     from mainstem.circuits.spectra import spectra
 
-    behaviour = scores(model, command.period, command.sequences, command.seed)
+    behaviour = head_scores(model, command.period, command.sequences, command.seed)
     weights = spectra(model, command.offset)
     by_kind = {kind: behaviour[kind].flatten() for kind in KINDS}
-    names = ("copying", "ov_singular_value", "qk_singular_value", *KINDS)
-    columns = [
-        weights.copying, weights.ov_singular_values[:, 0], weights.qk_singular_values[:, 0], *by_kind.values()
-    ]  # fmt: skip
-    rows = [dict(zip(names, values, strict=True)) for values in zip(*(c.tolist() for c in columns), strict=True)]
+    by_head = zip(weights.to_dicts(), behaviour.to_dicts(), strict=True)
+    rows = [of_weights | of_attention for of_weights, of_attention in by_head]
     screen.say(f"copying by the weights; attention on {behaviour.period} random tokens and the same again")
     titles = ("head", "copying", "OV s1", "QK s1", "induct", "dupl", "prev", "self", "first")
-    cells = [[f"{value:.2f}" if value == value else "-" for value in row.values()] for row in rows]
+    cells = [[row.pop("label"), *(f"{v:.2f}" if v == v else "-" for v in row.values())] for row in map(dict, rows)]
     evenly = ["evenly", *"---", *(f"{behaviour.even[kind]:.2f}" for kind in KINDS)]  # to compare with
-    screen.table(titles, [*([label, *row] for label, row in zip(weights.labels, cells, strict=True)), evenly])
+    screen.table(titles, [*cells, evenly])
     screen.say(f"loss {behaviour.first_loss:.3f} at first, {behaviour.second_loss:.3f} on the repetition, nats a token")
     for note in weights.notes:
         screen.note(note)
@@ -52,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
         "first_loss": behaviour.first_loss,
         "second_loss": behaviour.second_loss,
         "even": behaviour.even,
-        "heads": [{"label": label, **row} for label, row in zip(weights.labels, rows, strict=True)],
+        "heads": rows,
         "notes": weights.notes,
     }
     arrays = {

@@ -68,17 +68,17 @@ def main(argv: Sequence[str]) -> None:
             [
                 (*(piece(tokenizer, token) for token in entry[:3]), entry.head,
                  f"{entry.before:.3f}", f"{entry.after:.3f}")
-                for entry in found.rows
+                for entry in found.trigrams
             ],
         )  # fmt: skip
         tokens = ("source", "destination", "out")
         result["offset"] = found.offset
         result["skip_trigrams"] = [
             entry._asdict() | {name: named(getattr(entry, name)) for name in tokens} | {"gain": entry.gain}
-            for entry in found.rows
+            for entry in found.trigrams
         ]
         names = (*tokens, "head", "qk", "ov", "before", "after")
-        arrays |= {name: [getattr(entry, name) for entry in found.rows] for name in names}
+        arrays |= {name: [getattr(entry, name) for entry in found.trigrams] for name in names}
     for note in notes:
         screen.note(note)
     finish(command, screen, result | {"notes": notes}, lambda: arrays)

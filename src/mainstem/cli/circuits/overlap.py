@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
     roles = []
     for i, first in enumerate(ROLES):
         for second in ROLES[i:]:
-            block = found.rows(first), found.rows(second)
+            block = found.span(first), found.span(second)
             share, chance, z = found.share[block], found.chance[block], found.z[block]
             pairs = share.isfinite()
             if first == second:

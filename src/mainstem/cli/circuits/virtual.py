@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
     from mainstem.circuits.virtual import virtual
 
     found = virtual(model, command.writer, command.reader, command.offset)
-    writes, reads, singular = found.writes, found.reads, found.matrix.singular_values()
+    writes, reads, singular = found.writer, found.reader, found.matrix.singular_values()
     screen.say(
         f"{writes.label} -> {reads.label}: score {found.score:.4f}, by chance {found.chance:.4f}\n"
         f"largest singular values {', '.join(f'{value:.3g}' for value in singular[:5].tolist())}"
