@@ -16,7 +16,7 @@ def test_korean_comes_through_a_console_that_knows_no_utf8(process, tmp_path):
     (tmp_path / "한글.txt").write_bytes(KOREAN.encode())
     env = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
     out, err = process("data", "한글.txt", "--out", "d", "--vocab-size", "300", env=env).communicate()
-    assert b"1 byte order mark(s) were taken off" in err
+    assert b"1 byte order mark(s) were dropped" in err
     assert b"20 CRLF and 0 lone CR line ends were kept" in err
     assert b"d: 1 documents" in out
     made = tokens.load(tmp_path / "d", verify=True)

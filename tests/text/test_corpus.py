@@ -97,7 +97,7 @@ def test_jsonl_takes_another_field_and_other_line_ends(tmp_path):
     ("line", "said"),
     [
         (b"{", "line 3: not JSON"),
-        (b'{"body": "x"}', r"line 3: no field 'text' \(it has 'body'\)"),
+        (b'{"body": "x"}', r"line 3: no field 'text' \(fields: 'body'\)"),
         (b'["text"]', "line 3: no field 'text'"),
         (b'{"text": 5}', "line 3: field 'text' is int"),
         (b'{"text": "\\ud800"}', "line 3: .*UTF-16"),
@@ -111,7 +111,7 @@ def test_a_bad_record_is_placed(line, said, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"paths": ()}, "no text was given"),
+        ({"paths": ()}, "no text: name a file"),
         ({"encoding": "utf-99"}, "utf-99"),
         ({"encoding": "hex"}, "hex"),
         ({"newlines": "crlf"}, "newlines"),

@@ -130,6 +130,6 @@ def test_between_comes_before_each_batch_and_may_end_it(file, small_batches):
 
 def test_a_fault_in_a_thread_is_raised(file, small_batches):
     threads = threading.active_count()
-    with pytest.raises(DataError, match="character 1 is half of a UTF-16 pair"):
+    with pytest.raises(DataError, match="character 1 is a lone UTF-16 surrogate"):
         encode.encode(Given(["a" * 2000, "b\ud800", "c" * 5000]), Bytes(), file, lambda read: None)
     assert threading.active_count() == threads

@@ -178,9 +178,9 @@ def test_a_byte_level_file_of_another_maker_opens(tmp_path):
     [
         (_foreign(tokenizers.models.BPE({"▁a": 0}, [])), "only byte-level BPE"),
         (_foreign(tokenizers.models.BPE({"a": 0}, [])), "lacks 255 of the 256 bytes"),
-        (_foreign(tokenizers.models.WordPiece({"a": 0}, unk_token="a")), "a WordPiece tokenizer"),
+        (_foreign(tokenizers.models.WordPiece({"a": 0}, unk_token="a")), "WordPiece tokenizers are not supported"),
         ("", "not JSON"),
-        ("[]", "not a tokenizer file"),
+        ("[]", "not a supported tokenizer file"),
         ('{"format": "mainstem-tokenizer/9"}', "mainstem-tokenizer/9"),
         (json.dumps({"format": tokenizer.FORMAT, "kind": "char", "characters": "aa"}), "damaged alphabet"),
         (json.dumps({"format": tokenizer.FORMAT, "kind": "word"}), "'word'"),
@@ -197,9 +197,9 @@ def test_files_that_cannot_be_used_are_named(content, said, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda said: said["model"]["vocab"].update(ab=4 * 10**9), "an id of 4,000,000,000"),
-        (lambda said: said["model"]["vocab"].update(ab=0), "two of its tokens have one id"),
-        (lambda said: said.update(normalizer={"type": "Lowercase"}), "a normalizer of type Lowercase"),
+        (lambda said: said["model"]["vocab"].update(ab=4 * 10**9), "token id 4,000,000,000"),
+        (lambda said: said["model"]["vocab"].update(ab=0), "two tokens have the same id"),
+        (lambda said: said.update(normalizer={"type": "Lowercase"}), "normalizer Lowercase"),
     ],
 )
 def test_a_vocabulary_that_would_lose_text_is_refused(change, said, tmp_path):

@@ -129,8 +129,8 @@ def test_a_short_text_says_how_far_its_vocabulary_reached(tmp_path):
     made = prepared_from(tmp_path, "abc\r\nd\r" * 2, vocab_size=4000)
     reached = made.tokenizer.vocab_size
     assert made.notes() == [
-        f"the vocabulary reached {reached} of the 4,000 asked for",
-        "2 CRLF and 2 lone CR line ends were kept (`newlines` lf makes them LF)",
+        f"the vocabulary has {reached} tokens, not the requested 4,000",
+        "2 CRLF and 2 lone CR line ends were kept (`newlines` lf converts them)",
     ]
 
 
@@ -152,21 +152,21 @@ def test_without_an_end_of_text_nothing_stands_between_documents(tmp_path):
     (tmp_path / "docs.jsonl").write_text('{"text": "abab"}\n{"text": "baba"}\n' * 20, "utf-8")
     made = prepare(Source((tmp_path / "docs.jsonl",)), tmp_path / "out", tokenizer=Characters("ab", end_of_text=False))
     assert made.tokenizer.decode([*made.train, *made.val]) == "ababbaba" * 20
-    assert "nothing stands between the 40 documents" in made.notes()[0]
+    assert "nothing separates the 40 documents" in made.notes()[0]
 
 
 def test_rare_unknown_characters_are_dropped_and_counted(tmp_path):
     made = prepared_from(tmp_path, "ab" * 100 + "가", tokenizer=Characters("ab"))
     assert made.tokenizer.decode([*made.train, *made.val]) == "ab" * 100
     assert made.passport["counts"]["unknown"] == made.passport["counts"]["dropped"] == 1
-    assert "1 character(s) that the tokenizer does not know were dropped (0.498%)" in made.notes()
+    assert "1 character(s) unknown to the tokenizer were dropped (0.498%)" in made.notes()
 
 
 def test_what_the_validation_text_lost_is_said_too(story, tmp_path):
     (tmp_path / "val.txt").write_text("cat " * 100 + "Z", "utf-8")
     made = prepare(Source((story,)), tmp_path / "out", kind="char", val=Source((tmp_path / "val.txt",)))
     assert made.passport["validation_counts"]["unknown"] == 1
-    assert made.notes()[0].startswith("1 character(s) that the tokenizer does not know")
+    assert made.notes()[0].startswith("1 character(s) unknown to the tokenizer")
 
 
 def test_the_same_request_is_answered_from_the_folder(story, tmp_path):
@@ -200,7 +200,7 @@ def test_a_damaged_folder_is_prepared_again(story, tmp_path):
 def test_a_folder_of_other_things_is_refused(story, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.doc").write_text("mine")
-    with pytest.raises(DataError, match=r"thesis\.doc, which is not ours"):
+    with pytest.raises(DataError, match=r"holds other files \(thesis\.doc\)"):
         prepare(Source((story,)), tmp_path / "out")
     assert (tmp_path / "out" / "thesis.doc").read_text() == "mine"
 

@@ -1,7 +1,7 @@
 """Texts, from files, standard input or the package itself, as documents in bounded memory.
 
-Bytes are decoded here and nowhere else. Nothing is changed that was not asked for: line ends are kept, one byte order
-mark at a file's start is taken off and counted, and whatever is skipped is counted too.
+Bytes are decoded in this module only. Text is passed on unchanged by default: line ends are kept, a byte order mark at
+the start of a file is dropped and counted, and skipped documents are counted too.
 """
 
 import bz2
@@ -22,9 +22,9 @@ from typing import IO, NamedTuple
 
 from mainstem.errors import DataError, nearest
 
-BLOCK_BYTES = 1 << 20  # read at once
-PIECE_CHARACTERS = 1 << 13  # handed on at once: a tokenizer's work on that much stays in a core's cache
-RUN_CHARACTERS = 1 << 16  # of an unbroken run that are handed on at once
+BLOCK_BYTES = 1 << 20  # per read
+PIECE_CHARACTERS = 1 << 13  # the usual length of a piece: a tokenizer's work on it stays in a core's cache
+RUN_CHARACTERS = 1 << 16  # the longest piece, where a run of text has no boundary
 RECORD_SEPARATOR = "\x1e"  # between the documents of a bundled text
 STDIN = "-"
 
@@ -34,7 +34,7 @@ LAST_BOUNDARY = re.compile(r"(?s:.*)(?:\S(?= )|[^\W_](?=\n))")
 
 @dataclass(frozen=True)
 class Bundled:
-    """A text that the package ships, compressed, with its papers."""
+    """A text that comes with the package, compressed, with its licence and source."""
 
     file: str
     title: str
@@ -44,7 +44,7 @@ class Bundled:
 
     @property
     def path(self) -> Path:
-        """Where the compressed text lies."""
+        """The path of the compressed text."""
         return Path(__file__).parent / "bundled" / self.file
 
 
@@ -67,7 +67,7 @@ BUNDLED = {
 
 
 class Piece(NamedTuple):
-    """A stretch of one document, and whether the document ends with it."""
+    """A part of one document, and whether the document ends with it."""
 
     text: str
     ends_document: bool
@@ -75,9 +75,9 @@ class Piece(NamedTuple):
 
 @dataclass
 class Counts:
-    """What was met on the way through a source."""
+    """Counts of what was read from a source."""
 
-    bytes: int = 0  # as stored, read so far
+    bytes: int = 0  # of the stored file, read so far
     documents: int = 0
     skipped_empty: int = 0
     boms: int = 0
@@ -87,14 +87,18 @@ class Counts:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a text comes from and how its bytes are to be read. Opening it twice gives the same text twice."""
+    """A text: files or a bundled text, and how their bytes are decoded. It can be read any number of times.
+
+    >>> Source("notes.txt", newlines="lf")
+    >>> Source(("a.jsonl", "b.jsonl"), text_field="body")
+    """
 
     paths: tuple[Path | str, ...]
-    """Files, `-` for standard input, or the name of a bundled text. A `.jsonl` file holds one document a record."""
+    """Files, `-` for standard input, or the name of a bundled text. A `.jsonl` file holds one document per line."""
     encoding: str = "utf-8"
-    """Any codec that Python knows, such as `cp949` or `utf-16`."""
+    """Any Python codec, such as `cp949` or `utf-16`."""
     newlines: str = "keep"
-    """`keep` line ends as they are, or make CRLF and CR into `lf`."""
+    """`keep`: line ends stay as they are; `lf`: CRLF and CR become LF."""
     separator: str | None = None
     """The string between the documents of a plain text file, such as `<|endoftext|>`."""
     text_field: str = "text"
@@ -104,29 +108,29 @@ class Source:
         if isinstance(self.paths, (str, Path)):
             object.__setattr__(self, "paths", (self.paths,))
         if not self.paths:
-            raise DataError("no text was given: name a file, - for standard input, or a bundled text")
+            raise DataError("no text: name a file, - for standard input, or a bundled text")
         try:
-            "a".encode(self.encoding)  # raises where bytes.decode of nothing would not
+            "a".encode(self.encoding)  # an empty text would not raise
             codecs.getincrementaldecoder(self.encoding)
         except (LookupError, ValueError):
             raise DataError(f"encoding {self.encoding!r} is unknown; try utf-8, cp949, utf-16 or latin-1") from None
         if self.newlines not in ("keep", "lf"):
             raise DataError(f"newlines={self.newlines!r}: {nearest(self.newlines, ('keep', 'lf'))}")
         if self.separator == "":
-            raise DataError("separator is empty, so no document would ever end; leave it out or give a string")
+            raise DataError("separator is empty, so no document would end; omit it or give a string")
 
     def pieces(self, counts: Counts | None = None) -> Iterator[Piece]:
-        """Every document in order, in pieces of bounded length; `counts` grows on the way. Empty documents are skipped.
+        """All documents in order, in pieces of bounded length; without the empty ones; `counts` is updated.
 
-        Pieces are cut where a tokenizer has a boundary, so tokens do not depend on the cuts, except in an unbroken run
-        longer than a piece.
+        Pieces are cut at token boundaries, so the tokens do not depend on the cuts, except in a run of text without a
+        boundary that is longer than a piece.
         """
         counts = Counts() if counts is None else counts
         for path in self.paths:
             yield from _cut(self._documents(path, counts), counts)
 
     def fingerprints(self) -> list[dict[str, str | int]]:
-        """For each file its `name`, `bytes` and `sha256`, read in blocks."""
+        """The `name`, `bytes` and `sha256` of each file; files are read in blocks."""
         rows: list[dict[str, str | int]] = []
         for path in self.paths:
             digest, size = hashlib.sha256(), 0
@@ -138,15 +142,15 @@ class Source:
         return rows
 
     def names(self) -> str:
-        """The sources as they were given, for messages."""
+        """The names of the sources, for messages."""
         return ", ".join("standard input" if path == STDIN else str(path) for path in self.paths)
 
     def licence(self) -> str | None:
-        """The licences of the bundled texts among the sources; None where there are none."""
+        """The licences of the bundled texts among the sources; None without bundled texts."""
         return "; ".join(BUNDLED[path].licence for path in self.paths if path in BUNDLED) or None
 
     def _documents(self, path: Path | str, counts: Counts) -> Iterator[Piece]:
-        """One file's documents, in parts of any length."""
+        """The documents of one file, in parts of any length."""
         text = self._decoded(path, counts)
         if path in BUNDLED:
             yield from _split(_newlines(text, self.newlines, counts), RECORD_SEPARATOR)
@@ -158,7 +162,7 @@ class Source:
             yield from _split(_newlines(text, self.newlines, counts), self.separator)
 
     def _records(self, text: Iterable[str], path: Path | str) -> Iterator[str]:
-        """The text of each JSONL record. A raw line end never stands inside JSON, so any kind of it ends a record."""
+        """The text of each JSONL record. JSON escapes line ends, so LF, CR and CRLF all end a record."""
         for number, line in enumerate(_lines(_newlines(text, "lf", Counts())), start=1):
             if not line.strip():
                 continue
@@ -166,25 +170,25 @@ class Source:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{where}: not JSON ({error}); a .jsonl file holds one object a line") from None
+                raise DataError(f"{where}: not JSON ({error}); a .jsonl file holds one object per line") from None
             if not isinstance(record, dict) or self.text_field not in record:
-                found = f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else "it is no object"
-                raise DataError(f"{where}: no field {self.text_field!r} ({found}); name it with `text_field`")
+                actual = f"fields: {', '.join(map(repr, record))}" if isinstance(record, dict) else "not an object"
+                raise DataError(f"{where}: no field {self.text_field!r} ({actual}); name it with `text_field`")
             value = record[self.text_field]
             if not isinstance(value, str):
                 raise DataError(f"{where}: field {self.text_field!r} is {type(value).__name__}, not a string")
             if re.search("[\ud800-\udfff]", value):
-                raise DataError(f"{where}: field {self.text_field!r} holds an escaped half of a UTF-16 pair")
+                raise DataError(f"{where}: field {self.text_field!r} holds a lone UTF-16 surrogate")
             yield value
 
     def _decoded(self, path: Path | str, counts: Counts) -> Iterator[str]:
-        """One file's text, without its byte order mark. DataError gives the offset of a byte that cannot be decoded."""
+        """The text of one file, without its byte order mark. DataError names the offset of an invalid byte."""
         encoding = "utf-8" if path in BUNDLED else self.encoding
-        codec = codecs.lookup(encoding).name.removesuffix("-sig")  # we take the mark off ourselves, and once
+        codec = codecs.lookup(encoding).name.removesuffix("-sig")  # the mark is dropped below, once
         decoder, offset, at_start = codecs.getincrementaldecoder(codec)(), 0, True
         for block in self._blocks(path, end=True):
             if offset == 0 and codec in ("utf-16", "utf-32") and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                counts.boms += 1  # and the codec swallows it
+                counts.boms += 1  # the codec drops it
                 at_start = False
             offset += len(block)
             counts.bytes += len(block)
@@ -207,7 +211,7 @@ class Source:
                 yield text
 
     def _blocks(self, path: Path | str, end: bool = False) -> Iterator[bytes]:
-        """One file's bytes in bounded blocks; with `end`, one empty block after the last."""
+        """The bytes of one file in bounded blocks; with `end`, an empty block follows the last."""
         try:
             with self._open(path) as file:
                 while block := file.read(BLOCK_BYTES):
@@ -231,7 +235,7 @@ class Source:
         return open(path, "rb")
 
     def _spooled(self, path: Path | str) -> str:
-        """What can be read only once, copied to a file that lives as long as this source."""
+        """A copy of a stream that can be read only once, in a temporary file that lives as long as this source."""
         if path not in self._spools:
             spool = tempfile.NamedTemporaryFile(prefix="mainstem-input-")  # noqa: SIM115 - closed by the finalizer
             weakref.finalize(self, spool.close)
@@ -247,13 +251,13 @@ class Source:
 
 
 def _newlines(blocks: Iterable[str], newlines: str, counts: Counts) -> Iterator[str]:
-    """Count CRLF and lone CR, and with `lf` make both into LF, whatever the blocks cut apart."""
-    held = ""
+    """Count CRLF and lone CR, also across blocks; with `lf` replace both by LF."""
+    pending = ""  # a CR at the end of a block, which an LF may follow
     for block in blocks:
-        block = held + block
-        held = "\r" if block.endswith("\r") else ""
-        yield _line_ends(block.removesuffix(held), newlines, counts)
-    yield _line_ends(held, newlines, counts)
+        block = pending + block
+        pending = "\r" if block.endswith("\r") else ""
+        yield _line_ends(block.removesuffix(pending), newlines, counts)
+    yield _line_ends(pending, newlines, counts)
 
 
 def _line_ends(text: str, newlines: str, counts: Counts) -> str:
@@ -264,7 +268,7 @@ def _line_ends(text: str, newlines: str, counts: Counts) -> str:
 
 
 def _lines(blocks: Iterable[str]) -> Iterator[str]:
-    """The lines of a text whose line ends are LF."""
+    """The lines of a text with LF line ends."""
     parts: list[str] = []
     for block in blocks:
         head, *rest = block.split("\n")
@@ -276,8 +280,8 @@ def _lines(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def _split(blocks: Iterable[str], separator: str | None) -> Iterator[Piece]:
-    """The documents of one text. A separator at its end closes the last document and opens none."""
-    rest, opened = "", True  # a document has begun, if only with the file
+    """The documents of one text. A separator at the end of the text starts no further document."""
+    rest, in_document = "", True  # the file itself starts a document
     for block in blocks:
         if separator is None:
             yield Piece(block, False)
@@ -286,31 +290,31 @@ def _split(blocks: Iterable[str], separator: str | None) -> Iterator[Piece]:
         for text in whole:
             yield Piece(text, True)
         safe = max(0, len(rest) - len(separator) + 1)  # what follows may be the start of a separator
-        opened = safe > 0 or (opened and not whole)
+        in_document = safe > 0 or (in_document and not whole)
         yield Piece(rest[:safe], False)
         rest = rest[safe:]
-    if rest or opened:
+    if rest or in_document:
         yield Piece(rest, True)
 
 
 def _cut(parts: Iterable[Piece], counts: Counts) -> Iterator[Piece]:
     """Pieces of at most PIECE_CHARACTERS, or RUN_CHARACTERS where no boundary comes sooner; no empty documents."""
-    held, begun = "", False
+    buffer, begun = "", False
     for text, ends_document in parts:
-        held, start = held + text, 0
-        while len(held) - start > PIECE_CHARACTERS:
-            found = LAST_BOUNDARY.match(held, start, start + PIECE_CHARACTERS)
-            if found is None and len(held) - start <= RUN_CHARACTERS:
+        buffer, start = buffer + text, 0
+        while len(buffer) - start > PIECE_CHARACTERS:
+            boundary = LAST_BOUNDARY.match(buffer, start, start + PIECE_CHARACTERS)
+            if boundary is None and len(buffer) - start <= RUN_CHARACTERS:
                 break  # the boundary may be in the next part
-            found = found or LAST_BOUNDARY.match(held, start, start + RUN_CHARACTERS)
-            end = found.end() if found else start + RUN_CHARACTERS
-            yield Piece(held[start:end], False)
+            boundary = boundary or LAST_BOUNDARY.match(buffer, start, start + RUN_CHARACTERS)
+            end = boundary.end() if boundary else start + RUN_CHARACTERS
+            yield Piece(buffer[start:end], False)
             start, begun = end, True
-        held = held[start:]
+        buffer = buffer[start:]
         if ends_document:
-            if held or begun:
+            if buffer or begun:
                 counts.documents += 1
-                yield Piece(held, True)
+                yield Piece(buffer, True)
             else:
                 counts.skipped_empty += 1
-            held, begun = "", False
+            buffer, begun = "", False

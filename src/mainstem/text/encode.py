@@ -1,4 +1,4 @@
-"""One source -> a tokenizer made for it, and one file of its ids, in bounded memory."""
+"""Train a tokenizer on a text source, and encode the source into one file of token ids, in bounded memory."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,23 +14,23 @@ from mainstem.text import tokenizer as tokenizers
 from mainstem.text.corpus import Counts, Piece, Source
 from mainstem.text.tokenizer import Tokenizer
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Item = TypeVar("Item")
+Output = TypeVar("Output")
 
-SAMPLE_BYTES = 64 << 20  # of text that a tokenizer is trained on, at most
+SAMPLE_BYTES = 64 << 20  # the most text that a tokenizer is trained on
 # BPE training holds about 85 bytes for each byte of the pieces that occur once, and without spaces nearly all do.
 UNSPACED_SAMPLE_BYTES = 8 << 20
-BATCH_CHARACTERS = 1 << 20  # encoded at once
-AHEAD = 2  # batches: the cores that are done with one begin the next, and Python reads and writes meanwhile
-MOST_UNKNOWN = 0.01  # of the characters, dropped before the text is called another alphabet's
+BATCH_CHARACTERS = 1 << 20  # encoded per batch
+AHEAD = 2  # batches encoded in threads, while Python reads and writes
+MOST_UNKNOWN = 0.01  # share of unknown characters above which a text is refused
 
 
 def train(
     source: Source, kind: str, vocab_size: int | None, held_out: int | None, should_stop: Callable[[], None]
 ) -> tuple[Tokenizer, int, bool]:
-    """A tokenizer, the bytes of text that it was trained on, and whether those are a sample of what it might have seen.
+    """Train a tokenizer. Returns it, the bytes of text that it was trained on, and whether those are a sample.
 
-    For `bpe` it might see all but the text's last part, 1 of `held_out`, which validates; for `char` all of it.
+    `bpe` is trained on the training split, all but the last 1 / `held_out` of the text; `char` reads the whole text.
     """
     read, sampled = 0, False
 
@@ -57,7 +57,7 @@ def _texts(source: Source, should_stop: Callable[[], None]) -> Iterator[str]:
 def _sample(
     source: Source, held_out: int | None, should_stop: Callable[[], None], note: Callable[[bool], None]
 ) -> Iterator[str]:
-    """Pieces spread evenly over the text before its held-out part, SAMPLE_BYTES or so; `note`: is that less?"""
+    """Pieces spread evenly over the training split, about SAMPLE_BYTES; `note` is called with whether that is less."""
     size = characters = spaces = 0
     for text in _texts(source, should_stop):
         size += len(text.encode())
@@ -79,7 +79,7 @@ def _sample(
 
 @dataclass(frozen=True)
 class Encoded:
-    """What was met in a source, and the entropy (nats) of the distribution of its ids."""
+    """Counts of an encoded source, and the entropy (nats) of the distribution of its token ids."""
 
     counts: dict[str, int]
     entropy: float
@@ -88,70 +88,68 @@ class Encoded:
 def encode(source: Source, tokenizer: Tokenizer, path: Path, between: Callable[[int], None]) -> Encoded:
     """Write the ids of `source` to `path`, the end-of-text id after every document, a bounded batch at a time.
 
-    A tokenizer that has no such id leaves nothing between documents.
-
-    `between` is called before each batch with the bytes read so far, and may raise. DataError if there is no text, or
-    if the tokenizer knows too little of it.
+    A tokenizer without such an id puts nothing between documents. `between` is called before each batch with the bytes
+    read so far, and may raise. Raises DataError if there is no text, or if too many characters are unknown.
     """
     end_of_text = tokenizer.eot_id
-    met, characters, unknown = Counts(), 0, 0
-    strangers: set[str] = set()
+    counts, characters, unknown = Counts(), 0, 0
+    unknown_characters: set[str] = set()
     histogram = np.zeros(tokenizer.vocab_size, np.int64)
 
     def batches() -> Iterator[list[Piece]]:
-        for batch in _batches(source.pieces(met)):
-            between(met.bytes)
+        for batch in _batches(source.pieces(counts)):
+            between(counts.bytes)
             yield batch
 
     with open(path, "wb") as file:
         for part in _ahead(lambda batch: _encode_batch(batch, tokenizer, end_of_text), batches()):
             characters, unknown = characters + part.characters, unknown + part.unknown
-            strangers |= part.strangers
+            unknown_characters |= part.unknown_characters
             file.write(part.ids.tobytes())
             histogram += np.bincount(part.ids, minlength=len(histogram))
-    between(met.bytes)
-    if not met.documents:
-        raise DataError(f"{source.names()}: no text in {met.bytes:,} bytes, so nothing to learn; give another file")
+    between(counts.bytes)
+    if not counts.documents:
+        raise DataError(f"{source.names()}: no text in {counts.bytes:,} bytes; give another file")
     if unknown > MOST_UNKNOWN * characters:
-        examples = ", ".join(map(repr, sorted(strangers)[:3]))
+        examples = ", ".join(map(repr, sorted(unknown_characters)[:3]))
         raise DataError(
             f"{source.names()}: {unknown / characters:.1%} of its {characters:,} characters are unknown to the "
-            f"tokenizer, such as {examples}; use one that was made from this text, or of kind bpe or byte"
+            f"tokenizer, such as {examples}; use one trained on this text, or of kind bpe or byte"
         )
     share = histogram[histogram > 0] / histogram.sum()
-    seen = {"tokens": int(histogram.sum()), "characters": characters, "unknown": unknown, "dropped": unknown}
-    return Encoded(asdict(met) | seen, float(-(share * np.log(share)).sum()))
+    totals = {"tokens": int(histogram.sum()), "characters": characters, "unknown": unknown, "dropped": unknown}
+    return Encoded(asdict(counts) | totals, float(-(share * np.log(share)).sum()))
 
 
 class _Part(NamedTuple):
-    """A batch of pieces as ids, and what was dropped from it."""
+    """A batch of pieces as ids, and the characters dropped from it."""
 
     ids: np.ndarray
     characters: int
     unknown: int
-    strangers: set[str]
+    unknown_characters: set[str]
 
 
 def _encode_batch(batch: list[Piece], tokenizer: Tokenizer, end_of_text: int | None) -> _Part:
     texts = [piece.text for piece in batch]
-    characters, strangers = sum(map(len, texts)), tokenizer.unknown("".join(texts))
-    if strangers:
-        dropped = dict.fromkeys(map(ord, strangers))
+    characters, unknown_characters = sum(map(len, texts)), tokenizer.unknown("".join(texts))
+    if unknown_characters:
+        dropped = dict.fromkeys(map(ord, unknown_characters))
         texts = [text.translate(dropped) for text in texts]
     ids, lengths = tokenizer.encode_batch(texts)
     ids = ids.astype(dtype(tokenizer))
     if end_of_text is not None:
         ends = np.cumsum(lengths)[[piece.ends_document for piece in batch]]
         ids = np.insert(ids, ends, end_of_text)
-    return _Part(ids, characters, characters - sum(map(len, texts)), strangers)
+    return _Part(ids, characters, characters - sum(map(len, texts)), unknown_characters)
 
 
-def _ahead(work: Callable[[Given], Made], given: Iterable[Given]) -> Iterator[Made]:
-    """What `work` makes of each, in order. AHEAD are being made in threads while another is read or used."""
+def _ahead(work: Callable[[Item], Output], items: Iterable[Item]) -> Iterator[Output]:
+    """`map(work, items)` with up to AHEAD results computed in threads, in order."""
     with ThreadPoolExecutor(AHEAD) as threads:
-        waiting: deque[Future[Made]] = deque()
-        for each in given:
-            waiting.append(threads.submit(work, each))
+        waiting: deque[Future[Output]] = deque()
+        for item in items:
+            waiting.append(threads.submit(work, item))
             if len(waiting) > AHEAD:
                 yield waiting.popleft().result()
         while waiting:
@@ -163,7 +161,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     size = 0
     for piece in pieces:
         batch.append(piece)
-        size += len(piece.text) + 1  # so that a batch of very short documents is bounded too
+        size += len(piece.text) + 1  # bounds a batch of very short documents too
         if size >= BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
@@ -172,5 +170,5 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def dtype(tokenizer: Tokenizer) -> np.dtype:
-    """The little-endian integers that hold every id: uint16, or uint32 above 65,536 of them."""
+    """The little-endian dtype of token files: uint16, or uint32 for a vocabulary above 65,536."""
     return np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")

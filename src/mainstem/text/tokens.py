@@ -1,7 +1,7 @@
-"""Text -> a folder of token files that can be trusted, and the order in which training reads them.
+"""Prepare a text as a folder of token files, and read training and evaluation windows from it.
 
-A prepared folder is whole or absent. Its passport says what it was made from (hashes), how, and what was met on the
-way; opening it checks the files against the passport. Batches are a pure function of (seed, step).
+A prepared folder is written atomically. Its manifest, `passport.json`, records the sources (checksums), the settings
+and the counts, and `load` checks the files against it. Batches are a pure function of (seed, step).
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ AGAIN = "prepare the text again"
 
 @dataclass(frozen=True)
 class Prepared:
-    """A folder of tokens, with the tokenizer that made them and a passport that says how."""
+    """A prepared text: token files, the tokenizer, and the manifest (`passport.json`)."""
 
     path: Path
     passport: dict[str, Any]
@@ -39,7 +39,7 @@ class Prepared:
 
     @cached_property
     def val(self) -> np.ndarray:
-        """The validation tokens: those of `val.bin`, else the stream's last tenth."""
+        """The validation tokens: `val.bin` if there is one, else the last tenth of `tokens.bin`."""
         split = self.passport["split"]
         return self._map(VALIDATION) if split is None else self._map(TOKENS)[split:]
 
@@ -47,26 +47,29 @@ class Prepared:
         return np.memmap(self.path / name, dtype=np.dtype(self.passport["dtype"]).newbyteorder("<"), mode="r")
 
     def notes(self) -> list[str]:
-        """What a person should know about this preparation, one sentence each; empty when all went as asked."""
-        made, held_out = self.passport["tokenizer"], self.passport["validation_counts"] or {}
-        counts = {what: count + held_out.get(what, 0) for what, count in self.passport["counts"].items()}
-        asked, reached = made["asked_vocab_size"], made["vocab_size"]
-        said = [
-            (asked not in (None, reached), f"the vocabulary reached {reached:,} of the {asked or 0:,} asked for"),
+        """Notes for the user about this preparation, one sentence each, such as dropped characters; often none."""
+        facts, validation = self.passport["tokenizer"], self.passport["validation_counts"] or {}
+        counts = {name: count + validation.get(name, 0) for name, count in self.passport["counts"].items()}
+        requested, reached = facts["asked_vocab_size"], facts["vocab_size"]
+        rows = [
+            (
+                requested not in (None, reached),
+                f"the vocabulary has {reached:,} tokens, not the requested {requested or 0:,}",
+            ),
             (
                 self.tokenizer.eot_id is None and counts["documents"] > 1,
-                f"the tokenizer has no end of text, so nothing stands between the {counts['documents']:,} documents",
+                f"the tokenizer has no end of text, so nothing separates the {counts['documents']:,} documents",
             ),
-            (counts["boms"], f"{counts['boms']:,} byte order mark(s) were taken off"),
+            (counts["boms"], f"{counts['boms']:,} byte order mark(s) were dropped"),
             (counts["skipped_empty"], f"{counts['skipped_empty']:,} empty document(s) were skipped"),
             (
                 counts["crlf"] or counts["lone_cr"],
                 f"{counts['crlf']:,} CRLF and {counts['lone_cr']:,} lone CR line ends were "
-                + ("made into LF" if self.passport["newlines"] == "lf" else "kept (`newlines` lf makes them LF)"),
+                + ("converted to LF" if self.passport["newlines"] == "lf" else "kept (`newlines` lf converts them)"),
             ),
             (
                 counts["unknown"],
-                f"{counts['unknown']:,} character(s) that the tokenizer does not know were dropped "
+                f"{counts['unknown']:,} character(s) unknown to the tokenizer were dropped "
                 f"({counts['unknown'] / max(1, counts['characters']):.3%})",
             ),
             (
@@ -74,7 +77,7 @@ class Prepared:
                 f"the tokenizer was trained on a sample of {self.passport['tokenizer_sample_bytes']:,} bytes",
             ),
         ]
-        return [sentence for true, sentence in said if true]
+        return [sentence for applies, sentence in rows if applies]
 
 
 def prepare(
@@ -88,29 +91,32 @@ def prepare(
     should_stop: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done_bytes, total_bytes: None,
 ) -> Prepared:
-    """Make the token files of `source` in the folder `out`, or open those there if they were made from the same.
+    """Tokenize `source` into the folder `out`, or open the folder if it was prepared from the same text and settings.
 
-    Without `tokenizer` one of `kind` is trained on a sample of the training text. `val` is validated on if given, else
-    the stream's last tenth. `should_stop` is called between batches and may raise; then nothing is left behind. A
-    folder that holds anything but prepared tokens is refused.
+    Without `tokenizer`, one of `kind` is trained on a sample of the training text. The validation split is `val`, or
+    by default the last tenth of the tokens. `should_stop` is called between batches and may raise; then nothing is
+    written. Raises DataError for a folder that holds other files.
+
+    >>> prepared = prepare(Source("notes.txt"), "data/notes", vocab_size=4096)
+    >>> prepared.train[:10], prepared.tokenizer.decode(prepared.train[:10])
     """
     out = Path(out)
     sources = {TOKENS: source} | ({} if val is None else {VALIDATION: val})
     if kind == "bpe" and vocab_size is None:
         vocab_size = tokenizers.DEFAULT_VOCAB_SIZE
-    request = {  # all that decides what the files hold: equal requests make equal files
+    request = {  # all that decides the contents of the files
         "format": FORMAT,
-        **_made_from(source),
-        "validation": None if val is None else _made_from(val),
+        **_source_fields(source),
+        "validation": None if val is None else _source_fields(val),
         "asked": {"kind": kind, "vocab_size": vocab_size} if tokenizer is None else {"sha256": tokenizer.hash},
     }
-    if (made := _already_made(out, request)) is not None:
-        return made
+    if (prepared := _existing(out, request)) is not None:
+        return prepared
     try:
         remove_leftovers(out.parent)
         with new_folder(out) as folder:
             _fill(folder, request, sources, tokenizer, should_stop, progress)
-    except RunError:  # it names the folder and the fix itself
+    except RunError:  # its message names the folder and the fix
         raise
     except OSError as error:
         raise DataError(f"{out}: cannot be written ({error.strerror or error}); choose another folder") from None
@@ -118,13 +124,13 @@ def prepare(
 
 
 def load(path: Path, verify: bool = False) -> Prepared:
-    """Open a prepared folder. DataError if a file is missing, foreign, or not as long as the passport says.
+    """Open a prepared folder. Raises DataError if a file is missing, of another format, or of another length.
 
-    `verify` also reads every file and compares its sha256.
+    `verify` also reads every file and compares its sha256 with the one in `passport.json`.
     """
     path = Path(path)
     if not (path / PASSPORT).is_file():
-        raise DataError(f"{path}: no prepared text (no {PASSPORT}); make it with `mainstem data FILE --out {path}`")
+        raise DataError(f"{path}: no prepared text (no {PASSPORT}); prepare it with `mainstem data FILE --out {path}`")
     try:
         passport = read_json(path / PASSPORT)
         if passport["format"] != FORMAT:
@@ -143,30 +149,30 @@ def load(path: Path, verify: bool = False) -> Prepared:
 
 
 class Windows:
-    """Training windows in the order that (seed, epoch) sets: sample i is the same on any machine, after any resume.
+    """Training windows in an order set by (seed, epoch): window i is the same on any machine and after any resume.
 
-    An epoch's windows hold n_ctx + 1 tokens at stride n_ctx from an offset that is drawn anew each epoch, so that over
-    epochs every token is seen at every position. `per_epoch` windows fit whatever the offset.
+    The windows of an epoch have n_ctx + 1 tokens at stride n_ctx, from an offset that is drawn for each epoch, so that
+    over the epochs every token occurs at every position. `per_epoch` windows fit for any offset.
     """
 
     def __init__(self, tokens: np.ndarray, n_ctx: int, seed: int, vocab_size: int, name: str = "the tokens"):
-        _refuse_short(tokens, n_ctx, name)
-        self.tokens = np.asarray(tokens)  # off memmap's slow indexing; still on disk
+        _require_length(tokens, n_ctx, name)
+        self.tokens = np.asarray(tokens)  # indexing a memmap is slow; the data stay on disk
         self.n_ctx, self.seed, self.vocab_size, self.name = n_ctx, seed, vocab_size, name
         self.per_epoch = max(1, len(tokens) // n_ctx - 1)
-        self._epoch = -1  # whose starts are cached
+        self._epoch = -1  # the epoch of the cached starts
         self._starts = np.empty(0, np.int64)
 
     def rows(self, first: int, count: int) -> np.ndarray:
-        """Samples first .. first + count - 1, (count, n_ctx + 1) int64. DataError for an id outside the vocabulary."""
+        """Windows first to first + count - 1, (count, n_ctx + 1) int64. DataError for an id outside the vocabulary."""
         rows = np.empty((count, self.n_ctx + 1), np.int64)
         for row, i in zip(rows, range(first, first + count), strict=True):
             start = self._start(i)
             row[:] = self.tokens[start : start + self.n_ctx + 1]
-        return _refuse_foreign(rows, self.vocab_size, self.name)
+        return _require_ids(rows, self.vocab_size, self.name)
 
     def batch(self, step: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """What step `step` reads and what it predicts: x, y, each (batch_size, n_ctx) int64."""
+        """Inputs and targets of a training step: x, y, each (batch_size, n_ctx) int64."""
         rows = self.rows(step * batch_size, batch_size)
         return rows[:, :-1], rows[:, 1:]
 
@@ -183,60 +189,60 @@ class Windows:
 def evaluation_windows(
     tokens: np.ndarray, n_ctx: int, batch_size: int, *, vocab_size: int | None = None, name: str = "the tokens"
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Every token but the first as a target exactly once: x, y, each (B, T) int64, in order.
+    """Evaluation windows: every token but the first is a target exactly once, in order. Yields x, y, each (B, T) int64.
 
-    Windows do not overlap. T is n_ctx, but in the last batch, one row, that may be shorter. DataError for fewer than
-    two tokens, or for an id of `vocab_size` or more.
+    Windows do not overlap. T is n_ctx, or less in the last batch, which may be one short row. Raises DataError for
+    fewer than two tokens, or for an id of `vocab_size` or more.
     """
-    _refuse_short(tokens, 1, name)
+    _require_length(tokens, 1, name)
     tokens = np.asarray(tokens)
-    whole, rest = divmod(len(tokens) - 1, n_ctx)
-    spans = [(first, min(batch_size, whole - first), n_ctx) for first in range(0, whole, batch_size)]
-    for first, count, length in [*spans, *([(whole, 1, rest)] if rest else [])]:
+    full, rest = divmod(len(tokens) - 1, n_ctx)
+    spans = [(first, min(batch_size, full - first), n_ctx) for first in range(0, full, batch_size)]
+    for first, count, length in [*spans, *([(full, 1, rest)] if rest else [])]:
         start = first * n_ctx
         flat = tokens[start : start + count * length + 1].astype(np.int64)
-        _refuse_foreign(flat, vocab_size, name)
+        _require_ids(flat, vocab_size, name)
         yield flat[:-1].reshape(count, length), flat[1:].reshape(count, length)
 
 
 def bytes_per_token(tokenizer: Tokenizer) -> np.ndarray:
-    """The bytes of text that each id stands for, (V,) int64; 0 for special ids. Loss over these is bits per byte."""
+    """The length in bytes of each token, (V,) int64; 0 for special ids. Used for the loss in bits per byte."""
     return np.array([len(token) for token in tokenizer.token_bytes], np.int64)
 
 
-def _refuse_short(tokens: np.ndarray, n_ctx: int, name: str) -> None:
+def _require_length(tokens: np.ndarray, n_ctx: int, name: str) -> None:
     if len(tokens) < n_ctx + 1:
         raise DataError(
-            f"{name}: {len(tokens):,} tokens, and one window needs {n_ctx + 1:,} (n_ctx + 1); "
-            f"give more text, or a smaller `n_ctx`"
+            f"{name}: {len(tokens):,} tokens, but one window needs {n_ctx + 1:,} (n_ctx + 1); "
+            f"use more text, or a smaller `n_ctx`"
         )
 
 
-def _refuse_foreign(ids: np.ndarray, vocab_size: int | None, name: str) -> np.ndarray:
+def _require_ids(ids: np.ndarray, vocab_size: int | None, name: str) -> np.ndarray:
     if vocab_size is not None and ids.max(initial=0) >= vocab_size:
         raise DataError(
             f"{name}: token id {ids.max()} is outside the vocabulary of {vocab_size:,}; "
-            f"the file was damaged or made by another tokenizer: {AGAIN}"
+            f"the file is damaged, or of another tokenizer: {AGAIN}"
         )
     return ids
 
 
-def _made_from(source: Source) -> dict[str, Any]:
+def _source_fields(source: Source) -> dict[str, Any]:
     reading = {name: getattr(source, name) for name in ("encoding", "newlines", "separator", "text_field")}
     return {"sources": source.fingerprints(), **reading}
 
 
-def _already_made(out: Path, request: dict[str, Any]) -> Prepared | None:
-    """What `out` holds if it was made for the same request. DataError if it holds something that is not ours."""
+def _existing(out: Path, request: dict[str, Any]) -> Prepared | None:
+    """The prepared text in `out` if its request is the same. Raises DataError if `out` holds other files."""
     if not out.exists():
         return None
     names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
     if foreign := sorted(names - {PASSPORT, TOKENIZER, TOKENS, VALIDATION, MANIFEST}):
-        raise DataError(f"{out}: holds {', '.join(foreign[:3])}, which is not ours to replace; choose another folder")
+        raise DataError(f"{out}: holds other files ({', '.join(foreign[:3])}); choose another folder")
     try:
         prepared = load(out, verify=True)
     except DataError:
-        return None  # damaged: made again
+        return None  # damaged: prepared again
     return prepared if all(prepared.passport.get(key) == value for key, value in request.items()) else None
 
 
@@ -248,15 +254,15 @@ def _fill(
     should_stop: Callable[[], None],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Write the tokenizer, a token file for each of `sources` (name of the file -> source), and the passport."""
-    held_out = None if VALIDATION in sources else 10  # one tenth of the stream, unless a text is given for it
-    asked, trained_on, sampled = request["asked"].get("vocab_size"), 0, False
+    """Write the tokenizer, a token file for each of `sources` (file name -> source), and the manifest."""
+    held_out = None if VALIDATION in sources else 10  # the last tenth is held out
+    requested, trained_on, sampled = request["asked"].get("vocab_size"), 0, False
     if tokenizer is None:
         kind = request["asked"]["kind"]
-        tokenizer, trained_on, sampled = encode.train(sources[TOKENS], kind, asked, held_out, should_stop)
+        tokenizer, trained_on, sampled = encode.train(sources[TOKENS], kind, requested, held_out, should_stop)
     tokenizer.save(folder / TOKENIZER)
 
-    total = sum(row["bytes"] for made in (request, request["validation"]) if made for row in made["sources"])
+    total = sum(row["bytes"] for text in (request, request["validation"]) if text for row in text["sources"])
     encoded: dict[str, encode.Encoded] = {}
 
     def between(read: int) -> None:
@@ -273,7 +279,7 @@ def _fill(
         "tokenizer": {
             "kind": tokenizer.kind,
             "vocab_size": tokenizer.vocab_size,
-            "asked_vocab_size": asked,
+            "asked_vocab_size": requested,
             "sha256": tokenizer.hash,
         },
         "tokenizer_sample_bytes": trained_on,
