@@ -151,10 +151,11 @@ def test_json_nested_without_end_is_named(mainstem):
 
 
 def test_weights_alone_point_to_init_from(mainstem, small_run):
+    from mainstem.formats.load import load
     from mainstem.runs import checkpoint
 
     shutil.copytree(small_run, "run")
-    model, tokenizer = checkpoint.load(small_run)
+    model, tokenizer = load(small_run)
     for path in RunFolder("run").found():
         checkpoint.save(path, model, tokenizer)
     check(mainstem("train", "run"), 2, "it has weights and no optimizer", "--init-from run/checkpoints/step-00000012")

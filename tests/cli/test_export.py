@@ -11,6 +11,7 @@ from mainstem.config import ModelConfig
 from mainstem.errors import DataError
 from mainstem.formats.card import gather
 from mainstem.formats.load import load
+from mainstem.formats.run import resolve
 from mainstem.model.gpt import GPT
 from mainstem.runs import checkpoint
 
@@ -158,7 +159,7 @@ def test_a_folder_comes_back_as_a_run(mainstem, run, folder):
     assert mainstem("import", "hf", folder, "--out", "again").code == 0
     ours, back = load(run)[0], load("again")[0]
     assert ours.config == back.config
-    best = checkpoint.folder.resolve(run)
+    best = resolve(run).path
     assert (best / checkpoint.MODEL).read_bytes() == Path("again", checkpoint.MODEL).read_bytes()
     for wrong in (run, "nowhere"):
         assert mainstem("import", "hf", wrong, "--out", "x").code == 2
@@ -275,7 +276,7 @@ def test_a_refused_run_takes_its_new_folders_away(mainstem, tmp_path):
 
 
 def test_a_card_knows_the_run_wherever_it_is_asked(run, monkeypatch):
-    monkeypatch.chdir(checkpoint.folder.resolve(run))
+    monkeypatch.chdir(resolve(run).path)
     model, tokenizer = load(".")
     facts = gather(".", model.config, tokenizer)
     assert facts.settings

@@ -96,9 +96,10 @@ def test_a_character_that_the_model_does_not_know_is_named(mainstem, shape, tmp_
 
 
 def test_a_checkpoint_without_a_tokenizer_says_so(mainstem, small_run, tmp_path):
+    from mainstem.formats.load import load
     from mainstem.runs import checkpoint
 
-    model, _ = checkpoint.load(small_run)
+    model, _ = load(small_run)
     checkpoint.save(tmp_path / "step-00000001", model, None)
     result = mainstem("generate", "step-00000001", "x")
     assert result.code == 2
@@ -110,6 +111,7 @@ def test_a_checkpoint_without_a_tokenizer_says_so(mainstem, small_run, tmp_path)
 
 def test_narrow_weights(say, mainstem, small_run, tmp_path):
     """What is said of them; a run that has them keeps them, and is not narrowed again."""
+    from mainstem.formats.load import load
     from mainstem.model.quantized import quantize
     from mainstem.runs import checkpoint
 
@@ -118,7 +120,7 @@ def test_narrow_weights(say, mainstem, small_run, tmp_path):
     assert found["cache_bytes_per_token"] == 2 * 2 * 32 * 4  # keys and values, two blocks, 32 wide, float32
     int8 = say("the river", "--weights", "int8", "--json").json
     assert int8["weights"] == "int8"
-    model, tokenizer = checkpoint.load(small_run)
+    model, tokenizer = load(small_run)
     checkpoint.save(tmp_path / "step-00000001", quantize(model, "int8"), tokenizer)
     line = ("generate", tmp_path / "step-00000001", "the river", "--max-new-tokens", "12", "--json")
     assert mainstem(*line).json["text"] == int8["text"]

@@ -117,7 +117,9 @@ def test_every_file_of_every_run_may_be_damaged(runs, tmp_path, canary, kind, ha
             refusal(path, open_)
         said = refusal(path)
         if said is None:
-            assert kind != "ours"
+            if kind == "ours":
+                assert (file, harm) == ("state.json", "a list")  # not read, and as long as it was
+                continue
             assert file in IDLE[kind] or harm in SPARE.get(file, ()) or same(runs[kind] / file, path / file), file
             require_as_it_was(path, kind)
         else:

@@ -14,6 +14,8 @@ from pathlib import Path
 from mainstem.atomic import read_json
 from mainstem.errors import RunError, UserError
 from mainstem.formats.card import gather, markdown
+from mainstem.formats.load import load
+from mainstem.formats.run import resolve
 from mainstem.model.quantized import quantize
 from mainstem.text import tokens
 from mainstem.runs import checkpoint, folder
@@ -27,15 +29,14 @@ OPENING = ("import mainstem as ms", "", 'model, tokenizer = ms.load("{name}")')
 
 def main(run: str, *more: str) -> None:
     """Quantized the run's best checkpoint, measure it, write folder and card; an old one is replaced by a sound one."""
-    source = folder.resolve(run)
-    model, tokenizer = checkpoint.load(source)
-    train, state = folder.checkpoint_settings(source)["train"], read_json(source / checkpoint.STATE)
+    opened = resolve(run)
+    source, (model, tokenizer) = opened.path, load(opened)
     if tokenizer is None:
         raise RunError(f"{source}: no tokenizer.json; copy the one of {run}/data")
     prepared, int8 = tokens.load(Path(run) / "data"), quantize(model, "int8")
     sizes = tokens.bytes_per_token(tokenizer)
     before, after = (evaluate(each, prepared.val, sizes) for each in (model, int8))
-    train, state = folder.checkpoint_settings(source)["train"], read_json(source / checkpoint.STATE)
+    train, state = opened.settings["train"], read_json(source / checkpoint.STATE)
     name, final = next(iter(folder.BUNDLED.items()))
     notes = [
         "matrices in int8 with one scale a row",
@@ -44,7 +45,7 @@ def main(run: str, *more: str) -> None:
         USE,
         *more,
     ]
-    facts = dataclasses.replace(gather(source, model.config, tokenizer), name=name)
+    facts = dataclasses.replace(gather(opened, model.config, tokenizer), name=name)
     card = markdown(facts, "mainstem", [line.format(name=name) for line in OPENING], notes)
     with tempfile.TemporaryDirectory() as place:
         made = Path(place) / name

@@ -9,6 +9,8 @@ from make_bundled_model import MOST
 
 from mainstem import atomic
 from mainstem.cli import main
+from mainstem.formats.load import load
+from mainstem.formats.run import resolve
 from mainstem.generation.decoding import generate
 from mainstem.model.quantized import weights_of
 from mainstem.presets import preset
@@ -20,7 +22,7 @@ def test_it_is_whole_small_and_what_its_card_says(name):
     path = folder.BUNDLED[name]
     assert atomic.fault(path) is None
     assert sum(file.stat().st_size for file in path.iterdir()) <= MOST
-    model, tokenizer = checkpoint.load(name)
+    model, tokenizer = load(name)
     assert weights_of(model) == "int8"
     assert model.config == preset(name).model.replace(vocab_size=tokenizer.vocab_size).resolved()
     card = (path / "README.md").read_text(encoding="utf-8")
@@ -29,7 +31,7 @@ def test_it_is_whole_small_and_what_its_card_says(name):
 
 
 def test_it_speaks():
-    model, tokenizer = checkpoint.load("bard")
+    model, tokenizer = load("bard")
     text = generate(model, tokenizer, "ROMEO:", max_new_tokens=200, seed=1, stop_at_eot=False)
     assert len(re.findall(r"\b(?:the|and|of|to|my|I|you|is|in|a|not|that)\b", text)) >= 3
 
@@ -42,9 +44,9 @@ def test_it_can_be_opened(capsys):
 
 def test_a_run_of_ones_own_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert folder.resolve("bard") == folder.BUNDLED["bard"]
-    model, tokenizer = checkpoint.load("bard")
+    assert resolve("bard").path == folder.BUNDLED["bard"]
+    model, tokenizer = load("bard")
     with torch.no_grad():
         model.wpe.weight.zero_()
     checkpoint.save(tmp_path / "bard", model, tokenizer)
-    assert not checkpoint.load("bard")[0].wpe.weight.any()
+    assert not load("bard")[0].wpe.weight.any()

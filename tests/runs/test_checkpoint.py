@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from mainstem import atomic
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import RunError, TrainingFailed
+from mainstem.formats.load import load
 from mainstem.model.gpt import GPT
 from mainstem.model.quantized import quantize, weights_of
 from mainstem.runs import checkpoint
@@ -47,7 +48,7 @@ def sealed(path):
 @pytest.mark.parametrize("residual", ROWS)
 def test_a_model_comes_back_to_the_bit(tmp_path, residual, tied):
     model = build(small(residual, tie_embeddings=tied, qk_norm=True), torch.float32)
-    opened, tokenizer = checkpoint.load(saved(tmp_path, model))
+    opened, tokenizer = load(saved(tmp_path, model))
     assert opened.config == model.config
     assert tokenizer is None
     assert not opened.training
@@ -60,7 +61,7 @@ def test_a_narrow_model_comes_back_to_the_bit(tmp_path, weights, tied):
     model = quantize(build(small("sandwich", tie_embeddings=tied, lm_head_bias=True), torch.float32), weights)
     path = saved(tmp_path, model)
     assert json.loads((path / checkpoint.CONFIG).read_text())["weights"] == weights
-    opened, _ = checkpoint.load(path)
+    opened, _ = load(path)
     assert weights_of(opened) == weights
     assert (opened.lm_head.matrix is opened.wte.matrix) == tied
     ids = torch.arange(8)[None]
@@ -104,7 +105,7 @@ def test_unknown_weights_are_refused(tmp_path):
     (path / checkpoint.CONFIG).write_text(json.dumps(settings | {"weights": "int3"}))
     sealed(path)
     with pytest.raises(RunError, match="weights 'int3' are unknown"):
-        checkpoint.load(path)
+        load(path)
 
 
 def test_what_a_checkpoint_holds(trained, data):
@@ -120,7 +121,7 @@ def test_what_a_checkpoint_holds(trained, data):
     with safe_open(last / checkpoint.MODEL, framework="pt") as file:
         assert set(file.keys()) == {name for name, _ in model.named_parameters()}
         assert "lm_head.weight" not in file.keys()  # noqa: SIM118
-    assert checkpoint.load(last)[1].hash == data.tokenizer.hash
+    assert load(last)[1].hash == data.tokenizer.hash
 
 
 def test_a_run_opens_its_best_checkpoint(copied):
@@ -129,12 +130,12 @@ def test_a_run_opens_its_best_checkpoint(copied):
     run.name("best", run.checkpoint_at(4))
     for path, step in ((run.path, 4), (run.checkpoint_at(8), 8)):
         weights = load_file(run.checkpoint_at(step) / checkpoint.MODEL)
-        model, _ = checkpoint.load(path)
+        model, _ = load(path)
         assert all(torch.equal(weights[name], p) for name, p in model.named_parameters())
 
 
 def test_a_tie_outlives_load_and_a_step(tmp_path):
-    model, _ = checkpoint.load(saved(tmp_path, GPT(small())))
+    model, _ = load(saved(tmp_path, GPT(small())))
     ids = torch.arange(8)[None]
     loss_sum(model, ids[:, :-1], ids[:, 1:]).backward()
     Optimizer(model, TrainConfig()).step(1.0)
@@ -240,7 +241,7 @@ def test_a_damaged_checkpoint_is_not_opened(copied, file, harm):
     content[-1] ^= 4
     path.write_bytes(content[: len(content) // 2] if harm == "cut" else content)
     with pytest.raises(RunError, match=rf"{file}: .*open another checkpoint of this run"):
-        checkpoint.load(path.parent)
+        load(path.parent)
 
 
 def test_weights_alone_cannot_be_resumed(tmp_path):
@@ -256,4 +257,4 @@ def test_a_config_of_another_program_is_refused(tmp_path, config):
     (path / checkpoint.CONFIG).write_text(json.dumps(config))
     sealed(path)
     with pytest.raises(RunError, match=r"config\.json: not mainstem/1"):
-        checkpoint.load(path)
+        load(path)

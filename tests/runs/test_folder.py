@@ -8,14 +8,13 @@ import pytest
 
 from mainstem import atomic
 from mainstem.errors import RunError
+from mainstem.formats.run import model_config, resolve
 from mainstem.runs.folder import (
     RunFolder,
     append_row,
     checkpoint_settings,
     cut_rows,
-    model_config,
     read_rows,
-    resolve,
     step_of,
 )
 
@@ -111,8 +110,8 @@ def test_a_run_is_known_by_its_settings(run):
 
 def test_what_a_run_means(run, tmp_path):
     run.name("best", run.checkpoint_at(2))
-    assert resolve(run.path) == run.checkpoint_at(2)
-    assert resolve(str(run.checkpoint_at(10))) == run.checkpoint_at(10)
+    assert resolve(run.path).path == run.checkpoint_at(2)
+    assert resolve(str(run.checkpoint_at(10))).path == run.checkpoint_at(10)
     with pytest.raises(RunError, match=r"nowhere: not found; start a run with: mainstem train"):
         resolve(tmp_path / "nowhere")
     (tmp_path / "other").mkdir()

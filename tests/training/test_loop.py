@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from mainstem import atomic
 from mainstem.config import OPTIMIZERS
 from mainstem.errors import DataError, Interrupted, RunError, TrainingFailed
+from mainstem.formats.load import load
 from mainstem.model.kernels.gelu_backend import choose_gelu
 from mainstem.runs import checkpoint
 from mainstem.runs.folder import RunFolder, append_row, read_rows
@@ -231,7 +232,7 @@ def test_best_and_last_are_kept_apart(small, tmp_path, monkeypatch):
     assert run.named("last") == run.checkpoint_at(12)
     assert run.found() == [run.checkpoint_at(4), run.checkpoint_at(12)]
     assert atomic.read_json(run.path / "best.json")["loss"] == 2.0
-    opened, _ = checkpoint.load(run.path)
+    opened, _ = load(run.path)
     weights = load_file(run.checkpoint_at(4) / checkpoint.MODEL)
     assert all(torch.equal(weights[name], p) for name, p in opened.named_parameters())
 

@@ -1,7 +1,6 @@
 """`mainstem train [RUN]`: start a run; the same line typed again resumes it."""
 
 import dataclasses
-import functools
 import math
 import sys
 import tempfile
@@ -144,8 +143,9 @@ def _default(folder: RunFolder, named: str | None, init_from: str | None) -> Tra
     made = Train(preset=start.name, data=(start.data,), train=start.train, model=start.model)
     if init_from is None:
         return made
-    tokenizer = init_from if runs.has_tokenizer(init_from) else made.tokenizer
-    return dataclasses.replace(made, model=runs.model_config(init_from), tokenizer=tokenizer)
+    source = runs.resolve(init_from)
+    tokenizer = init_from if source.has_tokenizer else made.tokenizer
+    return dataclasses.replace(made, model=source.config, tokenizer=tokenizer)
 
 
 def _is_prepared(data: Sequence[str]) -> bool:
@@ -176,18 +176,20 @@ _FREE = ("vocab_size", "norm_eps", "rope_base", "attn_scale", "init")
 
 def _require_start(command: Train, source: str) -> None:
     """UserError, before anything is written, for a start that a run of this config and tokenizer cannot have."""
-    there, here = (config.resolved().to_dict() for config in (runs.model_config(source), command.model))
+    start = runs.resolve(source)
+    there, here = (config.resolved().to_dict() for config in (start.config, command.model))
     for name, value in there.items():
         if here[name] != value and name not in _FREE and not name.endswith("dropout"):
             flag = ("no-" if here[name] is False else "") + name.replace("_", "-")
             raise ConfigError(f"--init-from {source}: {name} {value}, not {here[name]}; leave out --model.{flag}")
-    if (stored := runs.stored(source)) != "fp32":
-        raise RunError(f"--init-from {source}: its weights are {stored}, which cannot be trained; start from fp32 ones")
+    if start.weights != "fp32":
+        weights = f"its weights are {start.weights}, which cannot be trained; start from fp32 ones"
+        raise RunError(f"--init-from {source}: {weights}")
     given = given_tokenizer(command.tokenizer)
-    if not runs.has_tokenizer(source):
+    if not start.has_tokenizer:
         if given is None:
             raise DataError(f"--init-from {source}: it has no tokenizer; put one inside, or give --tokenizer")
-        vocabulary.check(runs.model_config(source).vocab_size, given, f"--init-from {source}")
+        vocabulary.check(start.config.vocab_size, given, f"--init-from {source}")
         return
     its = runs.tokenizer(source)
     if its.hash != given.hash if given is not None else not its.kind == command.tokenizer == "byte":
@@ -218,13 +220,12 @@ def _run(command: Train, folder: RunFolder, screen: Screen, check: Callable[[], 
     from mainstem.cli.parts.progress import (
         watch,  # torch is loaded here, once the line and the text are known to be sound
     )
-    from mainstem.formats.load import load
     from mainstem.training.loop import Training
 
     training = Training(
         folder, model, command.train, data,
         settings={"asked": command.asked()}, init_from=command.init_from, extend=command.extend, sample=_sample,
-        load=functools.partial(load, notice=note), should_stop=check,
+        should_stop=check,
     )  # fmt: skip
     try:
         watch(training.events(), command.train.steps, screen, note)

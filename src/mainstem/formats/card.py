@@ -10,7 +10,7 @@ from typing import Any
 from mainstem import counts
 from mainstem.atomic import read_json
 from mainstem.config import ModelConfig, TrainConfig
-from mainstem.formats.run import find
+from mainstem.formats.run import ModelFolder, resolve
 from mainstem.presets import PRESETS
 from mainstem.runs.checkpoint import CARD
 from mainstem.runs.folder import RunFolder, read_rows, run_of, step_of
@@ -66,11 +66,12 @@ def _many(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def gather(run: Path | str, config: ModelConfig, tokenizer: Tokenizer | None) -> Facts:
+def gather(run: Path | str | ModelFolder, config: ModelConfig, tokenizer: Tokenizer | None) -> Facts:
     """What the files of a RUN tell about its model, which is written with this config."""
-    place = find(run)
+    source = resolve(run)
+    place = source.path
     inside = run_of(place)
-    folder, step = (RunFolder(run), None) if inside is None else (inside, step_of(place.resolve()))
+    folder, step = (RunFolder(source.name), None) if inside is None else (inside, step_of(place.resolve()))
     prepared = folder.prepared()
     rows = [row for row in read_rows(folder.metrics) if row.get("kind") == "eval" and row["step"] == step]
     card = place / CARD

@@ -1,14 +1,20 @@
 """What a RUN is: a run of ours, a checkpoint, a bundled model, or a folder in Hugging Face's layout. No torch."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from mainstem import atomic
 from mainstem.config import ModelConfig
 from mainstem.errors import DataError, RunError
 from mainstem.formats.hf import config as hf_config
 from mainstem.formats.hf import tokenizer as hf_tokenizer
 from mainstem.runs import folder
+from mainstem.runs.folder import BUNDLED, CONFIG, MODEL
+from mainstem.text import tokenizer as tokenizers
 from mainstem.text import tokens
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import TOKENIZER, Prepared
@@ -39,36 +45,117 @@ def is_foreign(run: Path | str) -> bool:
 def is_run(path: Path | str) -> bool:
     """Whether a folder of that path is a RUN, sound or not."""
     path = Path(path)
-    return is_foreign(path) or any((path / name).exists() for name in ("run.json", "checkpoints", folder.CONFIG))
+    return is_foreign(path) or any((path / name).exists() for name in ("run.json", "checkpoints", CONFIG))
 
 
-def find(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> Path:
-    """The folder whose weights a RUN means. Raises RunError where there is none that can be opened.
+USED = (CONFIG, TOKENIZER, MODEL)
+"""The files of a checkpoint that `load` reads."""
 
-    `notice` is told of damaged checkpoints that were passed over.
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """The folder that a RUN means, resolved once: a file of ours is verified once, before it is read.
+
+    `resolve` returns one; `load` takes one where it takes a RUN.
     """
-    if is_foreign(run):
-        return Path(run)
-    if Path(run).is_file():
-        what = _FILES.get(Path(run).suffix.lower(), "a file; give the folder of a run or of a model")
+
+    name: str
+    """The RUN as it was named."""
+    path: Path
+    """The checkpoint folder, or the folder of another program."""
+    foreign: bool
+    """Whether another program wrote it: it has no manifest, and its config and tokenizer are in their layout."""
+    verified: set[str] = field(default_factory=set, repr=False, compare=False)
+    """Names of the files whose sha256 was compared."""
+
+    def verify(self, *names: str) -> None:
+        """Compare the sha256 of files of ours that were not compared yet. Raises RunError naming a damaged one."""
+        todo = set(names) - self.verified
+        if self.foreign or not todo:
+            return
+        if (fault := atomic.fault(self.path, todo)) is not None:
+            raise RunError(f"{fault}; open another checkpoint of this run, or the run itself")
+        self.verified.update(todo)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The `config.json` of a checkpoint of ours: `model`, `train`, and `weights` where they are quantized."""
+        self.verify(CONFIG)
+        return folder.checkpoint_settings(self.path)
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """The model's config."""
+        return hf_config.read(self.path) if self.foreign else ModelConfig.from_dict(self.settings["model"])
+
+    @property
+    def weights(self) -> str:
+        """How the matrices are stored: fp32, bf16 or int8; fp32 for other programs' weights, which `load` widens."""
+        return "fp32" if self.foreign else str(self.settings.get("weights", "fp32"))
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the folder has the files of a tokenizer; they may still be damaged."""
+        return hf_tokenizer.has_files(self.path)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None where the folder has none."""
+        if self.foreign:
+            return hf_tokenizer.read(self.path)
+        if not (self.path / TOKENIZER).is_file():
+            return None
+        self.verify(TOKENIZER)
+        return tokenizers.load(self.path / TOKENIZER)
+
+
+def resolve(
+    run: Path | str | ModelFolder,
+    notice: Callable[[str], None] = lambda text: None,
+    files: Collection[str] = USED,
+) -> ModelFolder:
+    """The folder whose weights a RUN means; a folder that was resolved before is returned as it is.
+
+    Args:
+        run: a run folder (best checkpoint if there is one, else last), a checkpoint, a bundled model's name, or another
+            program's folder. A folder of that path comes before a bundled model of that name.
+        notice: called with a sentence for each damaged checkpoint that is passed over.
+        files: the files that will be read. A checkpoint in which one of them is damaged is passed over in a run folder,
+            and refused by its own name.
+
+    Raises RunError where there is nothing to open.
+    """
+    if isinstance(run, ModelFolder):
+        return run
+    path = Path(run)
+    if is_foreign(path):
+        return ModelFolder(str(run), path, foreign=True)
+    if path.is_file():
+        what = _FILES.get(path.suffix.lower(), "a file; give the folder of a run or of a model")
         raise RunError(f"{run}: {what}")
-    return folder.resolve(run, notice)
+    if not path.exists() and str(path) in BUNDLED:
+        path = BUNDLED[str(path)]
+    if (path / CONFIG).is_file() or folder.is_step(path):
+        checkpoint = ModelFolder(str(run), path, foreign=False)
+        checkpoint.verify(*files)
+        return checkpoint
+    if not path.exists():
+        raise RunError(
+            f"{path}: not found; start a run with: mainstem train {path} --preset tiny; or open the bundled model: "
+            + ", ".join(BUNDLED)
+        )
+    runs = folder.RunFolder(path)
+    if not runs.exists() and not runs.found():
+        raise RunError(f"{path}: neither a run folder (no run.json) nor a checkpoint (no config.json)")
+    return ModelFolder(str(run), runs.best_or_last(notice, files), foreign=False, verified=set(files))
 
 
 def model_config(run: Path | str) -> ModelConfig:
-    """The model's config of a RUN, without reading its weights."""
-    return hf_config.read(Path(run)) if is_foreign(run) else folder.model_config(run)
-
-
-def stored(run: Path | str) -> str:
-    """How a RUN's matrices are stored: fp32, bf16 or int8; fp32 of those that are widened when they are opened."""
-    path = find(run)
-    return "fp32" if is_foreign(path) else str(folder.checkpoint_settings(path).get("weights", "fp32"))
-
-
-def has_tokenizer(run: Path | str) -> bool:
-    """Whether a RUN has the files of one; they may still be damaged."""
-    return hf_tokenizer.has_files(find(run))
+    """The model's config of a RUN, without reading weights; of a run folder, as its `run.json` has it."""
+    started = folder.RunFolder(run)
+    if started.exists():
+        return ModelConfig.from_dict(started.settings()["model"])
+    return resolve(run, files=(CONFIG,)).config
 
 
 def tokenizer(name: Path | str) -> Tokenizer:
@@ -85,8 +172,8 @@ def tokenizer(name: Path | str) -> Tokenizer:
         return found
     if path.is_dir() and (path / "data" / TOKENIZER).is_file():
         path = path / "data"
-    elif str(name) in folder.BUNDLED or (path.is_dir() and not (path / TOKENIZER).is_file()):
-        path = folder.resolve(name)
+    elif str(name) in BUNDLED or (path.is_dir() and not (path / TOKENIZER).is_file()):
+        path = resolve(name, files=(TOKENIZER,)).path
     return hf_tokenizer.open_file(path / TOKENIZER if path.is_dir() else path)
 
 

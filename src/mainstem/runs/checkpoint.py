@@ -18,13 +18,11 @@ from mainstem.config import ModelConfig
 from mainstem.errors import RunError, TrainingFailed, shown
 from mainstem.model import quantized
 from mainstem.model.gpt import GPT
-from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import TOKENIZER
 from mainstem.runs import folder
-from mainstem.runs.folder import CONFIG
+from mainstem.runs.folder import CARD, CONFIG, MODEL, OPTIM, STATE
 
-MODEL, OPTIM, STATE, CARD = "model.safetensors", "optim.safetensors", "state.json", "README.md"
 _WRAPPERS = re.compile(r"(?:(?<=^)|(?<=\.))(?:(?:module|_orig_mod)\.)+")
 _SYSTEM_ERROR = re.compile(r"os error (\d+)")
 
@@ -141,23 +139,18 @@ def fill(
             raise RunError(f"{place(key)}: {key} is not finite as {tensor.dtype}; take another copy of the model")
 
 
-def load(run: Path | str, notice: Callable[[str], None] = lambda text: None) -> tuple[GPT, Tokenizer | None]:
-    """Open a RUN: a run folder (best checkpoint if there is one, else last) or a checkpoint folder.
+def read_model(checkpoint: Path, settings: Mapping[str, Any]) -> GPT:
+    """The model of a checkpoint folder, on the CPU, in evaluation mode.
 
-    Returns the model in evaluation mode, on the CPU, and the tokenizer (None where the folder has none). `notice` is
-    told of damaged checkpoints that were passed over.
+    `settings` are its `config.json`. Raises RunError naming the file that is damaged or does not fit.
     """
-    checkpoint = folder.resolve(run, notice)
-    settings = folder.checkpoint_settings(checkpoint)
     model, weights = GPT(ModelConfig.from_dict(settings["model"])), settings.get("weights", "fp32")
     if weights not in quantized.WEIGHTS:
         raise RunError(f"{checkpoint / CONFIG}: weights {weights!r} are unknown; a later version may read them")
     if weights != "fp32":
         model = quantized.quantize(model, weights)
     load_weights(model, checkpoint / MODEL)
-    model.eval()
-    has_tokenizer = (checkpoint / TOKENIZER).is_file()
-    return model, tokenizers.load(checkpoint / TOKENIZER) if has_tokenizer else None
+    return model.eval()
 
 
 def resume(checkpoint: Path, model: GPT) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -1,11 +1,11 @@
 """A run folder: what is where, who may write, which checkpoint is sound. No torch, so that `info` stays quick.
 
-    RUN/run.json            what was asked for: preset, model, training, data
-    RUN/metrics.jsonl       a row a step, a row an evaluation
-    RUN/vitals.jsonl        a row a block, at chosen steps
-    RUN/data/               token files with their passport (or the path of a prepared folder in run.json)
-    RUN/checkpoints/        step-00001200/ and so on, each whole or absent
-    RUN/last.json best.json each names a checkpoint
+RUN/run.json            what was asked for: preset, model, training, data
+RUN/metrics.jsonl       a row a step, a row an evaluation
+RUN/vitals.jsonl        a row a block, at chosen steps
+RUN/data/               token files with their passport (or the path of a prepared folder in run.json)
+RUN/checkpoints/        step-00001200/ and so on, each whole or absent
+RUN/last.json best.json each names a checkpoint
 """
 
 import contextlib
@@ -13,20 +13,25 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from mainstem import atomic
-from mainstem.config import ModelConfig
 from mainstem.errors import RunError
 from mainstem.text.tokens import PASSPORT
 
 FORMAT = "mainstem/1"
 CONFIG = "config.json"
+MODEL, OPTIM, STATE, CARD = "model.safetensors", "optim.safetensors", "state.json", "README.md"
 BUNDLED = {"bard": Path(__file__).with_name("bundled") / "bard"}
 """The models that come with the package, by name: checkpoint folders; each has its card, README.md."""
 _STEP = re.compile(r"^step-(\d{8,})$")
+
+
+def is_step(path: Path) -> bool:
+    """Whether the path has a checkpoint folder's name."""
+    return _STEP.match(path.name) is not None
 
 
 def step_of(checkpoint: Path) -> int:
@@ -91,7 +96,7 @@ class RunFolder:
             )
         if self.found() and not self.exists():
             raise RunError(f"{self.path}: checkpoints and no run.json; restore that, or choose another folder")
-        if self.path.name == "checkpoints" or _STEP.match(self.path.name):
+        if self.path.name == "checkpoints" or is_step(self.path):
             raise RunError(f"{self.path}: a place inside a run folder; name the run folder itself, or another")
         here = self.path.absolute()
         fresh = [folder for folder in (here, *here.parents) if not folder.exists()]
@@ -129,7 +134,7 @@ class RunFolder:
         """Every checkpoint folder by step, sound or not."""
         if not self.checkpoints.is_dir():
             return []
-        return sorted((p for p in self.checkpoints.iterdir() if _STEP.match(p.name) and p.is_dir()), key=step_of)
+        return sorted((p for p in self.checkpoints.iterdir() if is_step(p) and p.is_dir()), key=step_of)
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest checkpoint that verifies, and what is wrong with each that was passed over."""
@@ -169,16 +174,19 @@ class RunFolder:
             if checkpoint not in spared:
                 shutil.rmtree(checkpoint)
 
-    def best_or_last(self, notice: Callable[[str], None] = lambda text: None) -> Path:
-        """The checkpoint to open: best if there is one, else last, else the newest that is sound.
+    def best_or_last(
+        self, notice: Callable[[str], None] = lambda text: None, names: Collection[str] | None = None
+    ) -> Path:
+        """The checkpoint to open: best if there is one, else last, else the newest valid one.
 
-        `notice` is told of each that is damaged and was passed over.
+        `names` are the files whose sha256 is compared, all if None. `notice` is called with a sentence for each damaged
+        checkpoint that is passed over. Raises RunError if no checkpoint is valid.
         """
         faults: dict[Path, str] = {}
         for checkpoint in (self.named("best"), self.named("last"), *reversed(self.found())):
             if checkpoint is None or checkpoint in faults:
                 continue
-            if (fault := atomic.fault(checkpoint)) is None:
+            if (fault := atomic.fault(checkpoint, names)) is None:
                 for text in faults.values():
                     notice(f"passed over {text}; {checkpoint} is opened")
                 return checkpoint
@@ -190,7 +198,7 @@ def run_of(checkpoint: Path) -> RunFolder | None:
     """The run in which a checkpoint folder stands; None for one that stands alone."""
     checkpoint = checkpoint.resolve()
     run = RunFolder(checkpoint.parent.parent)
-    inside = _STEP.match(checkpoint.name) and checkpoint.parent == run.checkpoints and run.exists()
+    inside = is_step(checkpoint) and checkpoint.parent == run.checkpoints and run.exists()
     return run if inside else None
 
 
@@ -243,37 +251,6 @@ def refuse_changes(run: Path, saved: dict[str, Any], now: dict[str, Any], extend
     if changed:
         pairs = "; ".join(f"{name}: saved {saved[name]!r}, asked for {now[name]!r}" for name in changed)
         raise RunError(f"{run}: a run cannot change as it goes on ({pairs}); choose another folder")
-
-
-def resolve(path: Path | str, notice: Callable[[str], None] = lambda text: None) -> Path:
-    """The checkpoint folder that a RUN means: the folder itself, the one that a run folder opens, or a bundled model's.
-
-    A folder here comes before a bundled model of its name. `notice` is told of damaged checkpoints that were passed
-    over.
-    """
-    path = Path(path)
-    if not path.exists() and str(path) in BUNDLED:
-        path = BUNDLED[str(path)]
-    if (path / CONFIG).is_file() or _STEP.match(path.name):
-        if (fault := atomic.fault(path)) is not None:
-            raise RunError(f"{fault}; open another checkpoint of this run, or the run itself")
-        return path
-    if not path.exists():
-        raise RunError(
-            f"{path}: not found; start a run with: mainstem train {path} --preset tiny; or open the bundled model: "
-            + ", ".join(BUNDLED)
-        )
-    run = RunFolder(path)
-    if not run.exists() and not run.found():
-        raise RunError(f"{path}: neither a run folder (no run.json) nor a checkpoint (no config.json)")
-    return run.best_or_last(notice)
-
-
-def model_config(path: Path | str) -> ModelConfig:
-    """The model's config of a RUN, without reading its weights."""
-    folder = RunFolder(path)
-    settings = folder.settings() if folder.exists() else checkpoint_settings(resolve(path))
-    return ModelConfig.from_dict(settings["model"])
 
 
 def checkpoint_settings(checkpoint: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import torch
 from mainstem import atomic, counts
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, Interrupted, RunError, TrainingFailed
+from mainstem.formats.load import load
 from mainstem.model.gpt import GPT
 from mainstem.model.kernels.gelu_backend import choose_gelu
 from mainstem.model.quantized import weights_of
@@ -47,7 +48,6 @@ class Training:
         data: the token files.
         settings: what else `run.json` should say (preset, where the data are).
         init_from: a RUN whose weights are the start of a new run.
-        load: opens it; `mainstem.load` opens other programs' folders too.
         extend: whether `steps` may differ from what the run was started with.
         sample: called with model and tokenizer every `sample_every` steps, returns the text to show.
         should_stop: called often; it raises Interrupted to end the run at a safe point, where it is saved.
@@ -59,7 +59,6 @@ class Training:
     data: Prepared
     settings: dict[str, Any] = field(default_factory=dict)
     init_from: Path | str | None = None
-    load: Callable[[Path | str], tuple[GPT, Tokenizer | None]] = checkpoint.load
     extend: bool = False
     sample: Callable[[GPT, Tokenizer], str] | None = None
     should_stop: Callable[[], None] = lambda: None
@@ -132,7 +131,7 @@ class Training:
 
     def _take_weights(self, source: Path | str) -> None:
         """Begin with another model's weights; its ids must mean what ours do, and rows past them are padding."""
-        model, tokenizer = self.load(source)
+        model, tokenizer = load(source)
         if tokenizer is not None and tokenizer.hash != self.data.tokenizer.hash:
             raise RunError(
                 f"{source}: trained with another tokenizer than these tokens; prepare the text with its own "

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import training_runs
 from mainstem.errors import ConfigError, DataError, Interrupted, RunError, TrainingFailed
-from mainstem.runs import checkpoint
+from mainstem.formats.load import load
 from mainstem.stream.analysis import lens as lens_file
 from mainstem.stream.analysis.lens import depths, lens
 from mainstem.stream.analysis.tuned import TunedLens, lens_kl, train_lens
@@ -60,7 +60,7 @@ def test_every_depth_of_every_row_is_nearer_to_the_end(residual):
 
 def test_it_says_more_than_the_logit_lens_of_a_trained_model(trained, data):
     """On text that neither was trained on, at every depth; here more than one epoch of windows is read."""
-    model, _ = checkpoint.load(trained.path)
+    model, _ = load(trained.path)
     few_tokens = training_runs.cut(data)
     order = Windows(few_tokens.train, model.config.n_ctx, 1, model.config.vocab_size)
     steps = 3 * training_runs.EPOCH

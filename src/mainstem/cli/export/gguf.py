@@ -30,9 +30,9 @@ def main(argv: Sequence[str]) -> None:
 
     gguf.replaceable(out)
     with writing(out) as check:
-        model, tokenizer = open_run(command.run, screen)
+        folder, model, tokenizer = open_run(command.run, screen)
         check()
-        facts = facts_of(command.run, model, tokenizer, True)
+        facts = facts_of(folder, model, tokenizer, True)
         gguf.write(out, model, tokenizer, command.weights, {"name": facts.name, "description": facts.description})
     line = f'llama-completion -m {shlex.quote(str(Path(command.out)))} -p "your prompt" --temp 0 -no-cnv    # llama.cpp'
     nexts = [] if tokenizer is None else [line]

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
     command = parse(ExportHF, "export hf", argv)
     screen, out = Screen(command.json), atomic.unused(Path(command.out))
     with writing(out) as check:
-        model, tokenizer = open_run(command.run, screen)
+        source, model, tokenizer = open_run(command.run, screen)
         from mainstem.formats import card
         from mainstem.formats.hf import config, folder
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
             f'model = AutoModelForCausalLM.from_pretrained("{out.name}")',
             *([] if tokenizer is None else [f'tokenizer = AutoTokenizer.from_pretrained("{out.name}")']),
         ]  # fmt: skip
-        text = card.markdown(facts_of(command.run, model, tokenizer, True), "transformers", opening, notes)
+        text = card.markdown(facts_of(source, model, tokenizer, True), "transformers", opening, notes)
         folder.write(out, model, tokenizer, text, command.max_shard_mb * 10**6)
     nexts = [f'AutoModelForCausalLM.from_pretrained("{command.out}")    # transformers']
     finish(command, screen, notes, [*nexts, *generating(command.out, tokenizer)])

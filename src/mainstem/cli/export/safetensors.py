@@ -26,12 +26,12 @@ def main(argv: Sequence[str]) -> None:
     command = parse(ExportSafetensors, "export safetensors", argv)
     screen, out = Screen(command.json), atomic.unused(Path(command.out))
     with writing(out) as check:
-        model, tokenizer = open_run(command.run, screen)
+        folder, model, tokenizer = open_run(command.run, screen)
         from mainstem.formats import card
         from mainstem.model.quantized import quantize, tensors, weights_of
         from mainstem.runs import checkpoint
 
-        facts = facts_of(command.run, model, tokenizer, False)
+        facts = facts_of(folder, model, tokenizer, False)
         before = sum(tensor.nbytes for tensor in tensors(model).values())
         if command.weights not in ("auto", have := weights_of(model)):
             if have != "fp32":

@@ -30,14 +30,15 @@ def main(argv: Sequence[str]) -> None:
     atomic.remove_leftovers(out.parent)
     from mainstem.formats import card
     from mainstem.formats.load import load
-    from mainstem.formats.run import is_foreign, is_run
+    from mainstem.formats.run import is_foreign, is_run, resolve
     from mainstem.runs import checkpoint
 
     if not is_foreign(command.folder):
         what = "a RUN already" if is_run(command.folder) else "no model; it needs config.json and safetensors"
         raise UserError(f"{command.folder}: {what}")
-    model, tokenizer = load(command.folder, screen.note)
-    facts = card.gather(command.folder, model.config, tokenizer)
+    source = resolve(command.folder)
+    model, tokenizer = load(source, screen.note)
+    facts = card.gather(source, model.config, tokenizer)
     opening = ["import mainstem as ms", "", f'model, tokenizer = ms.load("{out.name}")']
     checkpoint.save(out, model, tokenizer, card=card.markdown(facts, "mainstem", opening))
     finish(screen, command.folder, command.out, model, tokenizer)

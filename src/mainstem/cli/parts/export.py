@@ -16,6 +16,7 @@ from mainstem.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from mainstem.formats.card import Facts
+    from mainstem.formats.run import ModelFolder
     from mainstem.model.gpt import GPT
 
 
@@ -40,14 +41,16 @@ def writing(out: Path) -> Iterator[Callable[[], None]]:
         check()
 
 
-def open_run(run: str, screen: Screen) -> tuple["GPT", Tokenizer | None]:
-    """The model, and its tokenizer."""
+def open_run(run: str, screen: Screen) -> tuple["ModelFolder", "GPT", Tokenizer | None]:
+    """The folder that the RUN means, its model, and its tokenizer."""
     from mainstem.formats.load import load
+    from mainstem.formats.run import resolve
 
-    return load(run, screen.note)
+    folder = resolve(run, screen.note)
+    return folder, *load(folder, screen.note)
 
 
-def facts_of(run: str, model: "GPT", tokenizer: Tokenizer | None, trimmed: bool) -> "Facts":
+def facts_of(run: "ModelFolder", model: "GPT", tokenizer: Tokenizer | None, trimmed: bool) -> "Facts":
     """What is known of the model; `trimmed`, of one without rows past its tokenizer's ids."""
     from mainstem.formats.card import gather
 
