@@ -13,7 +13,7 @@ import mainstem
 
 SOURCE = Path(mainstem.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-WITHOUT_TORCH = ("errors", "atomic", "residuals", "config", "presets", "counts", "text", "results")
+WITHOUT_TORCH = ("errors", "atomic", "residuals", "config", "presets", "counts", "columns", "text", "results")
 WITH_TORCH = (
     "model", "runs", "formats", "training", "generation", "stream", "circuits", "surgery", "lab", "learn", "bench"
 )  # fmt: skip

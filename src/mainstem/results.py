@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from mainstem.columns import clip, pad, width
 from mainstem.errors import ConfigError
-from mainstem.text.units import clip, pad, width
 
 SHOWN = 5
 """Rows of a result that its repr shows."""

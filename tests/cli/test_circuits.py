@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mainstem.text.units import width
+from mainstem.columns import width
 
 
 def trained(text, folder, changes):

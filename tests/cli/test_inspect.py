@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from mainstem.columns import width
 from mainstem.formats.load import load
-from mainstem.text.units import width
 from models import Change, record
 
 PROMPT = "ROMEO: O, she doth teach"

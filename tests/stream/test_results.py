@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from mainstem.columns import width
 from mainstem.errors import ConfigError
 from mainstem.results import Item, Rows, number, plain, strongest, summary
 from mainstem.stream.analysis.tuned import train_lens
@@ -14,7 +15,6 @@ from mainstem.stream.change.patch import patch, patch_grid
 from mainstem.stream.metrics import TokenLogit
 from mainstem.stream.trace import Trace
 from mainstem.text.tokenizer import Bytes
-from mainstem.text.units import width
 from models import build, small
 
 TEXT = "the man 강물"

@@ -1,7 +1,6 @@
 """Pieces, characters and words: every token in one unit, no character cut; and cells as wide as a terminal's."""
 
 import re
-import unicodedata
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from mainstem.errors import DataError
 from mainstem.text import tokenizer, units
 from mainstem.text.tokenizer import END_OF_TEXT, Bytes
-from mainstem.text.units import Unit, characters, clip, find_word, pad, pieces, shown, single_token, tail, width, words
+from mainstem.text.units import Unit, characters, find_word, pieces, shown, single_token, words
 
 ENGLISH = "the cat sat on the mat, and the dog sat on the cat.\n\n" * 20
 KOREAN = "대한민국은 민주공화국이다.\r\n모든 권력은 국민으로부터 나온다.\n" * 20
@@ -272,44 +271,3 @@ def test_a_cell_is_one_line_that_says_which_text_it_is(text):
     assert cell == cell.strip()
     escaped = cell.replace("␣", " ").removeprefix("◌")
     assert escaped.encode("ascii", "backslashreplace").decode("unicode_escape") == text
-
-
-@pytest.mark.parametrize(
-    ("text", "columns"),
-    [
-        ("abc", 3), ("보세", 4), ("ｱ", 1), ("Ａ", 2), ("e\u0301", 1), ("👩", 2), ("👩\u200d👧", 4), ("…", 1), ("␣", 1),
-        (unicodedata.normalize("NFD", "한글"), 4), ("", 0),
-    ],
-)  # fmt: skip
-def test_widths_are_a_terminals(text, columns):
-    assert width(text) == columns
-
-
-@given(TEXT.map(shown), st.integers(1, 12))
-def test_cells_are_as_wide_as_asked(text, columns):
-    cut = clip(text, columns)
-    assert columns - 1 <= width(cut) <= columns or cut == text
-    assert width(pad(cut, columns)) == columns
-    assert cut == text or text.startswith(cut.removesuffix("…"))
-
-
-@given(TEXT.map(shown), st.integers(1, 12))
-def test_a_tail_is_the_end_of_the_text_in_so_many_columns(text, columns):
-    cut = tail(text, columns)
-    assert width(cut) <= columns or cut == text
-    assert cut == text or (cut.startswith("…") and text.endswith(cut[1:]))
-
-
-def test_a_tail_is_cut_by_columns_before_a_letter():
-    assert tail("가나다", 4) == "…다"
-    assert tail("가나다", 5) == "…나다"
-    assert tail("xe\u0301a", 2) == "…a"
-    assert tail("abc", 3) == "abc"
-
-
-def test_cutting_keeps_a_mark_with_its_letter():
-    assert clip("e\u0301e\u0301e\u0301", 2) == "e\u0301…"
-    assert clip("가나다", 4) == "가…"
-    assert clip("가나", 4) == "가나"
-    assert pad("가", 4) + "|" == "가  |"
-    assert pad("가나", 3) == "가나"

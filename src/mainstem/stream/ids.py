@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mainstem.errors import ConfigError, DataError
 from mainstem.model.gpt import GPT
-from mainstem.text.pairs import difference
+from mainstem.stream.pairs import difference
 
 if TYPE_CHECKING:
     from mainstem.text.tokenizer import Tokenizer

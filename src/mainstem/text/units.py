@@ -1,4 +1,4 @@
-"""Tokens as people read them: pieces, characters and words as ranges of tokens; and text in a terminal's columns.
+"""Tokens as people read them: pieces, characters and words as ranges of tokens.
 
 A character is a code point. A special token stands alone, under its name, and ends the text before it. Bytes that never
 become a character are shown in hex, `<EB>`, and those that begin one stay together (the Unicode Standard, section 3.9,
@@ -7,11 +7,11 @@ become a character are shown in hex, `<EB>`, and those that begin one stay toget
 
 import difflib
 import re
-import unicodedata
 from collections.abc import Iterable
 from itertools import groupby
 from typing import NamedTuple
 
+from mainstem.columns import width
 from mainstem.errors import DataError, nearest
 from mainstem.text.tokenizer import Tokenizer
 
@@ -134,55 +134,6 @@ def shown(text: str) -> str:
     escaped = "".join(c if c.isprintable() and c != "\\" else repr(c)[1:-1] for c in text)
     visible = re.sub("^ +| +$", lambda spaces: "␣" * len(spaces[0]), escaped)
     return f"◌{visible}" if visible and width(visible[0]) == 0 else visible
-
-
-def width(text: str) -> int:
-    """The columns that a terminal gives the text.
-
-    2 for a wide or full-width character such as a Hangul syllable (Unicode Standard Annex 11); 0 for marks, joiners,
-    control characters, and the vowels and finals of Hangul that is written in letters; 1 for all others.
-    """
-    return sum(map(_columns, text))
-
-
-def pad(text: str, columns: int) -> str:
-    """The text with spaces after it, up to that many columns; a wider text stays as it is."""
-    return text + " " * (columns - width(text))
-
-
-def clip(text: str, columns: int) -> str:
-    """The text in at most that many columns, one or more; `…` ends it where it was cut.
-
-    It may end one column short, before a wide character.
-    """
-    if width(text) <= columns:
-        return text
-    kept, used = "", width("…")
-    for character in text:
-        used += width(character)
-        if used > columns:
-            break
-        kept += character
-    return f"{kept}…"
-
-
-def tail(text: str, columns: int) -> str:
-    """The end of the text in at most that many columns, one or more; `…` begins it where it was cut."""
-    if width(text) <= columns:
-        return text
-    start, used = len(text), width("…")
-    while (used := used + width(text[start - 1])) <= columns:
-        start -= 1
-    while start < len(text) and width(text[start]) == 0:  # a mark whose letter was cut
-        start += 1
-    return f"…{text[start:]}"
-
-
-def _columns(character: str) -> int:
-    conjoining = "\u1160" <= character <= "\u11ff" or "\ud7b0" <= character <= "\ud7ff"
-    if conjoining or unicodedata.category(character) in ("Mn", "Me", "Cf", "Cc"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def _word_kind(character: _Character) -> str:

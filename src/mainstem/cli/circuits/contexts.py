@@ -10,6 +10,7 @@ from mainstem.cli.parts.arguments import Positional, parse
 from mainstem.cli.parts.inspection import Opening, finish, held_out, in_json, open_model, piece
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
+from mainstem.columns import clip, tail
 from mainstem.errors import UserError
 from mainstem.model.names import parse_label
 from mainstem.text import units
@@ -88,4 +89,4 @@ def _marked(context: "Context", tokenizer: Tokenizer) -> str:
     shown = [units.shown(text) for text in units.pieces(tokenizer, context.ids)]
     at = context.position - context.start
     before, after = "".join(shown[:at]), "".join(shown[at + 1 :])
-    return f"{units.tail(before, 24)}[{shown[at]}]{units.clip(after, 20)}".replace("␣", " ")
+    return f"{tail(before, 24)}[{shown[at]}]{clip(after, 20)}".replace("␣", " ")

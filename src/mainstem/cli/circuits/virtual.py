@@ -9,8 +9,8 @@ from tyro.conf import arg
 from mainstem.cli.parts.arguments import Positional, parse
 from mainstem.cli.parts.inspection import Opening, finish, in_json, open_model, piece
 from mainstem.cli.parts.screen import Screen
+from mainstem.columns import clip
 from mainstem.text.tokenizer import Tokenizer
-from mainstem.text.units import clip
 
 if TYPE_CHECKING:
     from mainstem.circuits.virtual import End

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.inspection import LINE, Captured, ending, finish, in_json, open_trace, piece, typed_token
 from mainstem.cli.parts.screen import Screen, bar_text
+from mainstem.columns import clip, pad, width
 from mainstem.model.names import parse_label
-from mainstem.text.units import clip, pad, pieces, shown, width
+from mainstem.text.units import pieces, shown
 
 if TYPE_CHECKING:
     from mainstem.stream.trace import Trace

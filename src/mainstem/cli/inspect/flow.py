@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.inspection import Captured, ending, finish, in_json, open_trace
 from mainstem.cli.parts.screen import Screen
+from mainstem.columns import clip
 from mainstem.text import units
 from mainstem.text.units import Unit
 
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     if command.layer is None:
         layers = list(range(len(trace.model.blocks)))
     texts = [units.shown(unit.text.strip(" ") or unit.text) for unit in each]
-    names = [f"{at} {units.clip(text, CELL)}" for at, text in enumerate(texts)]
+    names = [f"{at} {clip(text, CELL)}" for at, text in enumerate(texts)]
     what = "attention weight" if command.weighting == "pattern" else "length of what is moved"
     screen.say(ending(f"{what} from {command.by} to {command.by} of", command.prompt))
     rows: list[dict[str, Any]] = []
@@ -93,4 +94,4 @@ def _matrix(title: str, matrix: "Tensor", names: list[str], screen: Screen) -> N
         [name, *(f"{value:.2f}" if key <= query else None for key, value in enumerate(row))]
         for query, (name, row) in enumerate(zip(names, matrix.tolist(), strict=True))
     ]
-    screen.table((title, *(units.clip(name, 6) for name in names)), rows)
+    screen.table((title, *(clip(name, 6) for name in names)), rows)

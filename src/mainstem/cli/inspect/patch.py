@@ -13,9 +13,10 @@ from mainstem.cli.parts.arguments import Positional, parse
 from mainstem.cli.parts.inspection import Opening, alone, finish, first_choice, in_json, open_model, piece, typed_token
 from mainstem.cli.parts.screen import Screen
 from mainstem.cli.parts.signals import stoppable
+from mainstem.columns import clip
 from mainstem.errors import UserError
+from mainstem.stream.pairs import EncodedPairs, encode_pairs, encode_prompts, read_pairs
 from mainstem.text import units
-from mainstem.text.pairs import EncodedPairs, encode_pairs, encode_prompts, read_pairs
 from mainstem.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _pairs(command: Patch, model: "GPT", tokenizer: Tokenizer) -> EncodedPairs:
 
 def _apart(tokenizer: Tokenizer, ids: list[int]) -> str:
     """A prompt with its tokens apart, to be compared with another's."""
-    return units.clip("|".join(units.shown(text) for text in units.pieces(tokenizer, ids)), 70)
+    return clip("|".join(units.shown(text) for text in units.pieces(tokenizer, ids)), 70)
 
 
 def _baselines(found: "Patched", encoded: EncodedPairs, tokenizer: Tokenizer, screen: Screen) -> None:
@@ -190,7 +191,7 @@ def _show(grid: "Grid", encoded: EncodedPairs, tokenizer: Tokenizer, screen: Scr
     heads = [str(column) for column in grid.columns]
     if grid.what in STREAM and len(encoded.clean) == 1:
         texts = units.pieces(tokenizer, encoded.clean[0])
-        heads = [f"{column} {units.clip(units.shown(texts[column]), 6)}" for column in grid.columns]
+        heads = [f"{column} {clip(units.shown(texts[column]), 6)}" for column in grid.columns]
     for first in range(0, len(heads), COLUMNS):
         here = slice(first, first + COLUMNS)
         by_layer = zip(grid.layers, values, strict=True)

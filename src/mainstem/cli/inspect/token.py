@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.inspection import Captured, alone, ending, finish, in_json, open_trace
 from mainstem.cli.parts.screen import Screen
+from mainstem.columns import clip
 from mainstem.model.names import neuron
 from mainstem.text import units
 
@@ -89,13 +90,13 @@ def _steps(one: "TokenTrace", screen: Screen) -> None:
 
 def _heads(one: "TokenTrace", read: "WordTrace", screen: Screen, top: int) -> None:
     """How much each head wrote, and what the word read through it."""
-    word = units.clip(units.shown(read.word.text), 30)
+    word = clip(units.shown(read.word.text), 30)
     screen.say(f"what '{word}' reads, by word, and what each head writes")
     rows = []
     for head, by_word in zip(one.attention.heads, read.heads, strict=True):
         strongest = sorted(by_word.reads, key=lambda read: -read.weight)[:top]
         words = " ".join(f"{units.shown(r.text.strip() or r.text)} {r.weight:.2f}" for r in strongest if r.weight > 0)
-        rows.append([head.write.label, head.write.length, head.write.share, head.entropy, units.clip(words, 40)])
+        rows.append([head.write.label, head.write.length, head.write.share, head.entropy, clip(words, 40)])
     rows += [[bias.label, bias.length, bias.share, None, ""] for bias in one.attention.biases]
     screen.table(("head", "wrote", "share", "entropy", "reads"), rows)
     screen.say(f"heads and biases sum to the write: closing error {one.attention.closing_error:.1e}")

@@ -13,6 +13,7 @@ from tyro.conf import arg
 from mainstem import atomic
 from mainstem.cli.parts.arguments import Positional
 from mainstem.cli.parts.screen import Screen
+from mainstem.columns import tail, width
 from mainstem.errors import DataError, UserError
 from mainstem.text import units
 from mainstem.text.tokenizer import Tokenizer
@@ -186,7 +187,7 @@ def in_json(tokenizer: Tokenizer, ids: Iterable[int]) -> list[dict[str, Any]]:
 
 def ending(start: str, text: str) -> str:
     """A line that says of what text it is: the start, and as much of the end of the text as the line holds."""
-    return f"{start} '{units.tail(units.shown(text), max(20, LINE - units.width(start) - 3))}'"
+    return f"{start} '{tail(units.shown(text), max(20, LINE - width(start) - 3))}'"
 
 
 def finish(command: Output, screen: Screen, result: Mapping[str, Any], arrays: Callable[[], Mapping[str, Any]]) -> None:

@@ -1,5 +1,6 @@
 """What a person sees: lines on stdout, progress on stderr; a bar on a terminal, plain lines elsewhere."""
 
+import io
 import re
 import sys
 import time
@@ -8,13 +9,16 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from mainstem.atomic import to_json
 from mainstem.cli.parts.flags import spelled
-from mainstem.text.units import pad, width
 
 _NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
+UNLIMITED = 100_000  # columns of a table that is not shown on a terminal
 PLAIN_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 
@@ -43,15 +47,20 @@ class Screen:
             print(to_json(value, encoding=sys.stdout.encoding or "utf-8"))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Columns in plain text: words to the left, numbers to the right."""
+        """Columns in plain text: words to the left, numbers to the right. A terminal's width wraps words alone."""
         cells = [[_cell(value) for value in row] for row in rows]
-        widths = [max(width(row[i]) for row in [list(columns), *cells]) for i in range(len(columns))]
-        numbers = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(columns))]
-        for row in [list(columns), *cells]:
-            aligned = (
-                " " * (w - width(c)) + c if n else pad(c, w) for c, w, n in zip(row, widths, numbers, strict=True)
-            )
-            self.say("  " + "  ".join(aligned).rstrip())
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+        for i, title in enumerate(columns):
+            number = bool(cells) and all(_is_number(row[i]) for row in cells)
+            table.add_column(Text(title), justify="right" if number else "left", no_wrap=number, overflow="fold")
+        for row in cells:
+            table.add_row(*map(Text, row))
+        stream = sys.stderr if self.json else sys.stdout
+        width = Console(file=stream).width if stream.isatty() else UNLIMITED
+        text = io.StringIO()
+        Console(file=text, width=width, color_system=None).print(Padding(table, (0, 0, 0, 2)))
+        for line in text.getvalue().splitlines():
+            self.say(line.rstrip())
 
     def bar(self, what: str, total: int) -> "Bar":
         """Progress towards a total."""

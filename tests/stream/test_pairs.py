@@ -5,8 +5,8 @@ import json
 import pytest
 
 from mainstem.errors import DataError
+from mainstem.stream.pairs import EncodedPairs, Pair, encode_pairs, read_pairs
 from mainstem.text import tokenizer
-from mainstem.text.pairs import EncodedPairs, Pair, encode_pairs, read_pairs
 from mainstem.text.tokenizer import Bytes
 
 GOOD = '{"clean": "서울은 a", "corrupt": "부산은 b", "answer": "x", "foil": 7}'
