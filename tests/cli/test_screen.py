@@ -38,8 +38,3 @@ def test_a_terminal_wraps_words_and_keeps_numbers(capsys, monkeypatch, columns):
     assert len(lines) > 3
     assert max(map(width, lines)) <= columns
     assert any("-12,345" in line for line in lines)
-
-
-def test_names_in_notes_are_left_as_they_are_where_no_command_has_them(capsys):
-    Screen().note("lower `micro_batch`")
-    assert capsys.readouterr().err == "note: lower `micro_batch`\n"
