@@ -1,6 +1,6 @@
 """What a GPU makes of mainstem: correctness against float64, training and decoding speed beside the peers, our kernels.
 
-    python benchmarks/gpu.py [--shape gpt2] [--batch 16] [--json]
+    python -m benchmarks gpu [--shape gpt2] [--batch 16] [--json]
 
 Each part stands alone: one that fails is named with its error, and the others go on. MFU is the training FLOPs of
 `mainstem.counts` (of attention the pairs that are not masked) a second, over the device's dense bfloat16 peak. Exits
@@ -18,18 +18,18 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_loops import Bench, Report, first_line, training
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.gpu_loops import Bench, Report, first_line, training
 from mainstem import counts
-from mainstem.config import ModelConfig, Sampling, TrainConfig
+from mainstem.config import ModelConfig, TrainConfig
 from mainstem.generation.decoding import generate_ids
 from mainstem.model.gpt import GPT
 from mainstem.model.kernels.choice import cases, faster, seconds
@@ -132,14 +132,13 @@ def kernels(bench: Bench) -> Report:
 def decode(bench: Bench) -> Report:
     """Tokens a second of greedy text on the plain path, prompt and all."""
     new, prompt, table = (3 if bench.dry else 128), min(64, bench.config.n_ctx // 2), []
-    greedy = Sampling(temperature=0)
     for dtype in (torch.float32, torch.bfloat16):
         model = GPT(bench.config).to(bench.where, dtype).eval()
         for batch in (1, 16):
             prompts = bench.ids(batch, prompt).tolist()
-            generate_ids(model, prompts, max_new_tokens=2, sampling=greedy)
+            generate_ids(model, prompts, max_new_tokens=2, temperature=0)
             start = time.perf_counter()
-            made = generate_ids(model, prompts, max_new_tokens=new, sampling=greedy)  # ids on the CPU: all is finished
+            made = generate_ids(model, prompts, max_new_tokens=new, temperature=0)  # ids on the CPU: all is finished
             rate = sum(map(len, made)) / (time.perf_counter() - start)
             table.append({"dtype": str(dtype).removeprefix("torch."), "batch": batch, "tokens_per_s": rate})
     return {"rows": table}
@@ -222,9 +221,9 @@ def plain(value: Any) -> str:
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def main() -> int:
-    """Run the parts that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(argv: Sequence[str]) -> int:
+    """Run the parts that were asked for; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="andrea-120m")
     parser.add_argument("--batch", type=int, help="windows a step; each shape has its own")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
@@ -232,7 +231,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=450.0, help="seconds after which nothing further begins")
     parser.add_argument("--json", action="store_true", help="one object on stdout")
     parser.add_argument("--dry", action="store_true", help="a tiny shape on the CPU, to test this script")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     if given.batch is not None and given.batch < 1:
         parser.error(f"--batch {given.batch} is not possible; give at least 1")
     if not given.dry and not torch.cuda.is_available():
@@ -262,7 +261,3 @@ def main() -> int:
     said = "every check holds" if result["ok"] else "a part failed, or a check does not hold"
     print(json.dumps(result) if given.json else f"\n{said}; {result['seconds']:.0f} seconds")
     return 0 if result["ok"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.gpt2 import gpt2, unlike_gpt2
+from benchmarks.reference import Model, Recipe
 from mainstem import counts
-from mainstem.bench.gpt2 import gpt2, unlike_gpt2
-from mainstem.bench.reference import Model, Recipe
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.model.attention import View
 from mainstem.model.block import Block
@@ -191,9 +191,7 @@ def training(bench: Bench) -> Report:
     return {"rows": rows} | ({} if "transformers" in ways else {"transformers": why_not})
 
 
-def steps(
-    bench: Bench, loss: Callable[[], Tensor], move: Callable[[], Any], model: nn.Module, said: str
-) -> Report:
+def steps(bench: Bench, loss: Callable[[], Tensor], move: Callable[[], Any], model: nn.Module, said: str) -> Report:
     """Run steps for a while after some that warm up, clipped at 1, and weigh one."""
 
     def step() -> None:

@@ -1,18 +1,20 @@
-"""What watching costs: vitals at their default interval, and a tap that records nothing. `--json` prints one object.
+"""What watching costs: vitals at their default interval, and a tap that records nothing.
 
 Ratios within one run, medians of interleaved repeats, so that a busy machine disturbs both sides alike.
 """
 
-import argparse
-import json
 import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from mainstem.cli.parts.arguments import parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.model.gpt import GPT
 from mainstem.model.tap import Recorder
-from mainstem.presets import PRESETS
+from mainstem.presets import preset as named
 from mainstem.training.device import Device
 from mainstem.training.evaluate import loss_sum
 from mainstem.training.optim import Optimizer
@@ -21,7 +23,7 @@ from mainstem.training.vitals import Vitals
 
 def measure(preset: str, repeats: int) -> dict[str, float | int | str]:
     """Seconds of a plain step, of a look and of two forward passes, and the ratios."""
-    model_config, config = PRESETS[preset].model, PRESETS[preset].train
+    model_config, config = named(preset).model, named(preset).train
     model, device = GPT(model_config), Device.choose("cpu")
     optimizer = Optimizer(model, config)
     x = torch.randint(model_config.vocab_size, (config.batch_size, model_config.n_ctx))
@@ -65,17 +67,28 @@ def measure(preset: str, repeats: int) -> dict[str, float | int | str]:
     }
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", default="andrea-nano", choices=sorted(PRESETS))
-    parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    result = measure(arguments.preset, arguments.repeats)
-    if arguments.json:
-        print(json.dumps(result))
-    else:
-        step, look = (1e3 * float(result[key]) for key in ("step_seconds", "look_seconds"))
-        print(f"{result['preset']}: a step {step:.1f} ms, a look {look:.1f} ms")
-        print(f"vitals every {result['vitals_every']} steps cost {100 * result['vitals_share']:.2f} % of training")
-        print(f"a tap that records nothing: {result['empty_tap_over_plain']:.4f} of the plain forward")
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """Time what watching costs: vitals at their default interval, beside the steps between them, and a tap that records
+    nothing, beside the plain forward pass."""
+
+    preset: str = "andrea-nano"
+    """Whose model and batch are taken."""
+    repeats: int = 40
+    """Timed calls of each."""
+    json: bool = False
+    """One object on stdout."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, measure, print."""
+    command = parse(Overhead, "overhead", argv, program="python -m benchmarks")
+    screen = Screen(command.json)
+    result = measure(command.preset, command.repeats)
+    step, look = (1e3 * float(result[key]) for key in ("step_seconds", "look_seconds"))
+    screen.say(f"{result['preset']}: a step {step:.1f} ms, a look {look:.1f} ms")
+    screen.say(
+        f"vitals every {result['vitals_every']} steps cost {100 * float(result['vitals_share']):.2f} % of training"
+    )
+    screen.say(f"a tap that records nothing: {result['empty_tap_over_plain']:.4f} of the plain forward")
+    screen.result(result)

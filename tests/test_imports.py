@@ -14,9 +14,7 @@ import mainstem
 SOURCE = Path(mainstem.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 WITHOUT_TORCH = ("errors", "atomic", "residuals", "config", "presets", "counts", "columns", "text", "results")
-WITH_TORCH = (
-    "model", "runs", "formats", "training", "generation", "stream", "circuits", "surgery", "lab", "learn", "bench"
-)  # fmt: skip
+WITH_TORCH = ("model", "runs", "formats", "training", "generation", "stream", "circuits", "surgery", "lab", "learn")
 ROOMS = (*WITHOUT_TORCH, *WITH_TORCH, "report", "serve", "cli")
 
 
@@ -68,6 +66,19 @@ def test_a_room_imports_only_from_rooms_before_it(path):
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_no_room_reaches_the_others_through_the_lazy_names(path):
     assert "mainstem" not in imports(path) or room(module_name(path)) == "cli"
+
+
+BENCHMARKS = SOURCE.parents[1] / "benchmarks"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_the_package_stands_without_its_benchmarks(path):
+    assert "benchmarks" not in {module.split(".")[0] for module in imports(path)}
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_no_benchmark_asks_to_be_two(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
 
 
 def test_no_two_files_import_each_other():

@@ -46,7 +46,7 @@ def test_commands_parse(page, monkeypatch, tmp_path):
         assert verb in VERBS
         if verb == "train" and "--help" not in rest:
             resumable(["bard" if word == "demo-hf" else word for word in rest])  # a model that is there
-        if verb in ("inspect", "circuits", "bench", "export", "import"):
+        if verb in ("inspect", "circuits", "export", "import"):
             question, *flags = rest
             parse(command_of(verb, question), f"{verb} {question}", flags)
 

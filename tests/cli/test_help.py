@@ -11,7 +11,7 @@ from mainstem.cli import VERBS
 
 def commands():
     """Each verb, and each subcommand of those that have some."""
-    for verb in (verb for verb in VERBS if verb != "bench"):  # which is on its way out of the package
+    for verb in VERBS:
         module = importlib.import_module(f"mainstem.cli.{verb.replace('-', '_')}")
         yield (verb,)
         yield from ((verb, name) for name in getattr(module, "SUBCOMMANDS", ()))

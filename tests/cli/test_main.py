@@ -59,7 +59,7 @@ def test_information_tokenizers_and_data_load_no_torch(text, tmp_path):
     ("argv", "said"),
     [
         (["trian"], "unknown verb 'trian'; did you mean 'train'?"),
-        (["qqq"], "unknown verb 'qqq'; valid: bench, circuits, compile, data, demo"),
+        (["qqq"], "unknown verb 'qqq'; valid: circuits, compile, data, demo"),
         (["train", "--preset", "gtp2"], "preset: unknown value 'gtp2'; did you mean 'gpt2'?"),
         (["info", "gtp2"], "gtp2: neither a preset nor a RUN; did you mean 'gpt2'?"),
         (["doctor", "gtp2"], "gtp2: neither a preset nor a RUN; did you mean 'gpt2'?"),

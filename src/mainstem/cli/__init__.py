@@ -26,7 +26,6 @@ VERBS = {  # verb: what it does; each lives in the module of its name
     "compile": "the faster decoder for this machine: compile it now, show it, remove it",
     "export": "write a model for other programs: Hugging Face, GGUF, safetensors",
     "import": "read a model of another program: Hugging Face, nanoGPT, minGPT",
-    "bench": "speed as ratios within one run: ours, the plain forward, the peers",
     "doctor": "check memory, disk, epochs and rates before a run; say what went wrong after one",
     "verify-resume": "prove that a killed and resumed run is bit-identical to an uninterrupted one",
 }

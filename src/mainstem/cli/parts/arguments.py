@@ -31,7 +31,9 @@ _BOX = " │─╭╮╰╯|+"
 """What tyro draws around its words."""
 
 
-def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any = None) -> Command:
+def parse(
+    command: type[Command], verb: str, argv: Sequence[str], default: Any = None, program: str = "mainstem"
+) -> Command:
     """The command that argv spells; `default` gives the values of what is not typed.
 
     Raises UserError with tyro's message, or with the new name of a flag that was renamed; SystemExit after --help.
@@ -43,7 +45,7 @@ def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any =
     try:
         with contextlib.redirect_stderr(stderr):
             return tyro.cli(
-                command, prog=f"mainstem {verb}", description=about, args=list(argv), config=_HELP, **options
+                command, prog=f"{program} {verb}", description=about, args=list(argv), config=_HELP, **options
             )
     except SystemExit as left:
         if not left.code:  # --help
@@ -53,7 +55,7 @@ def parse(command: type[Command], verb: str, argv: Sequence[str], default: Any =
         valid = set(flags.of(command).values())
         for old in {word.partition("=")[0] for word in argv} & RENAMED.keys() - valid:
             if (new := RENAMED[old]).split()[0] in valid:
-                raise UserError(f"{old} is now {new}; mainstem {verb} --help lists the flags") from None
+                raise UserError(f"{old} is now {new}; {program} {verb} --help lists the flags") from None
         lines = (line.strip(_BOX) for line in stderr.getvalue().splitlines()[1:])  # the first is the box's title
         raise UserError("\n".join(line for line in lines if line.strip("-"))) from None
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 
-from mainstem.bench import inspect, memory, naive, timing
-from mainstem.bench.inspect import FIGURES, OURS, PEER, POINTS, Opened, measure, stream_and_writes
-from mainstem.bench.memory import alone, taken
-from mainstem.bench.peer import PACKAGE, Found, find, unlike_gpt2
-from mainstem.bench.subject import Subject
+from benchmarks import inspect, memory, naive, timing
+from benchmarks.inspect import FIGURES, OURS, PEER, POINTS, Opened, measure, stream_and_writes
+from benchmarks.memory import alone, taken
+from benchmarks.peer import PACKAGE, Found, find, unlike_gpt2
+from benchmarks.subject import Subject
 from mainstem.circuits.composition import composition
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT

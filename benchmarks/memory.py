@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from mainstem.bench.peer import find
-from mainstem.bench.subject import Subject
+from benchmarks.peer import find
+from benchmarks.subject import Subject
 from mainstem.stream.capture import capture
 
 Value = TypeVar("Value")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mainstem.bench.reference import Model, Recipe, Reference
+from benchmarks.reference import Model, Recipe, Reference
 from mainstem.config import ModelConfig
 from mainstem.model.gpt import GPT
 from models import error

@@ -5,8 +5,8 @@ import weakref
 
 import pytest
 
-from mainstem.bench import timing
-from mainstem.bench.timing import alternate, spread
+from benchmarks import timing
+from benchmarks.timing import alternate, spread
 from mainstem.errors import ConfigError
 
 

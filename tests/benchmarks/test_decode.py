@@ -1,4 +1,4 @@
-"""`bench decode`: its sides generate the same model's tokens, and its figures are what they say."""
+"""`python -m benchmarks decode`: its sides generate the same model's tokens, and its figures are what they say."""
 
 import re
 import sys
@@ -7,9 +7,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from mainstem.bench import decode, llama
-from mainstem.bench.floors import forward_floor, memory_floor
-from mainstem.bench.timing import alternate
+from benchmarks import decode, llama
+from benchmarks.floors import forward_floor, memory_floor
+from benchmarks.timing import alternate
 from mainstem.errors import RunError
 from mainstem.generation.compiled import store
 from mainstem.generation.decoding import generate_ids
@@ -101,7 +101,7 @@ def test_a_part_of_a_call_can_be_timed():
 
 def test_floors_run(monkeypatch):
     forward_floor(model(), 16)()
-    monkeypatch.setattr("mainstem.bench.floors.SUMS", 1)
+    monkeypatch.setattr("benchmarks.floors.SUMS", 1)
     monkeypatch.setattr(torch, "ones", lambda count: torch.zeros(1 << 20))
     one, two = memory_floor(1 << 20), memory_floor(1 << 30)
     assert 0 < one() < two()

@@ -1,15 +1,17 @@
-"""`mainstem bench`: the figures as a table and as an object."""
+"""`python -m benchmarks`: the figures as a table and as an object."""
 
+import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from mainstem.bench import decode, memory
-from mainstem.bench.inspect import FIGURES
-from mainstem.bench.peer import PACKAGE
-from mainstem.cli import bench
+from benchmarks import decode, memory
+from benchmarks.__main__ import QUESTIONS, main
+from benchmarks.inspect import FIGURES
+from benchmarks.peer import PACKAGE
 
-LINE = ("bench", "inspect", "--preset", "tiny", "--tokens", "12", "--grid-tokens", "5", "--rounds", "1")
+LINE = ("inspect", "--preset", "tiny", "--tokens", "12", "--grid-tokens", "5", "--rounds", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -19,11 +21,27 @@ def quick(monkeypatch):
     monkeypatch.setitem(sys.modules, f"{PACKAGE}.model_bridge.sources", None)
 
 
+@pytest.fixture
+def ask(capsys):
+    """Ask one question in this process: its exit code, output and messages."""
+
+    def run(*argv):
+        capsys.readouterr()
+        try:
+            code = main([*argv])
+        except SystemExit as left:  # --help
+            code = left.code
+        out, err = capsys.readouterr()
+        return SimpleNamespace(code=code, out=out, err=err)
+
+    return run
+
+
 @pytest.mark.slow
-def test_the_figures_as_an_object(mainstem):
-    result = mainstem(*LINE, "--json")
+def test_the_figures_as_an_object(ask):
+    result = ask(*LINE, "--json")
     assert result.code == 0
-    found = result.json
+    found = json.loads(result.out)
     assert found["capture_over_forward"] > 0
     assert found["patch_grid_ratio"] > 0
     assert found["composition_speedup"] is found["head_attribution_ratio"] is found["memory_ratio"] is None
@@ -32,8 +50,8 @@ def test_the_figures_as_an_object(mainstem):
     assert "pip install mainstem[bench]" in result.err
 
 
-def test_the_figures_for_a_person(mainstem):
-    said = mainstem(*LINE).out
+def test_the_figures_for_a_person(ask):
+    said = ask(*LINE).out
     assert said.startswith("tiny: 2 blocks of 2 heads, 64 wide")
     assert "12 tokens are read, and 5 in the grid of patches" in said
     for figure in FIGURES:
@@ -58,7 +76,7 @@ DECODE = {
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """What `bench decode` was asked for; nothing is timed."""
+    """What `decode` was asked for; nothing is timed."""
     asked = []
 
     def measure(shape, rounds, *, run, data, progress):
@@ -70,17 +88,17 @@ def decoded(monkeypatch):
     return asked
 
 
-def test_decoding_as_an_object(mainstem, decoded):
+def test_decoding_as_an_object(ask, decoded):
     words = ("--shape", "small", "--rounds", "2", "--run", "runs/demo", "--data", "text")
-    result = mainstem("bench", "decode", *words, "--json")
+    result = ask("decode", *words, "--json")
     assert result.code == 0
-    assert result.json == DECODE
+    assert json.loads(result.out) == DECODE
     assert "note: transformers is not compared" in result.err
     assert decoded == [("small", 2, "runs/demo", "text")]
 
 
-def test_decoding_for_a_person(mainstem, decoded):
-    said = mainstem("bench", "decode").out
+def test_decoding_for_a_person(ask, decoded):
+    said = ask("decode").out
     assert decoded == [("andrea", 5, None, None)]
     assert "small: 64 tokens, then 128 more; torch 2.9, 2 threads, 3 MB of float32 weights a token" in said
     rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.strip()}
@@ -90,26 +108,26 @@ def test_decoding_for_a_person(mainstem, decoded):
     assert "held-out loss: fp32 2.0000, bf16 2.0001, int8 2.0003; int8 - fp32 +0.00030 nats" in said
 
 
-def test_its_help_lists_the_questions(mainstem):
-    said = mainstem("bench", "--help").out
-    for name, about in bench.SUBCOMMANDS.items():
+def test_its_help_lists_the_questions(ask):
+    said = ask("--help").out
+    for name, about in QUESTIONS.items():
         assert name in said
         assert about in said
-    assert "--grid-tokens" in mainstem("bench", "inspect", "--help").out
+    assert "--grid-tokens" in ask("inspect", "--help").out
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["inspct"], "bench: unknown question 'inspct'; did you mean 'inspect'?"),
+        (["inspct"], "unknown question 'inspct'; did you mean 'inspect'?"),
         (["decode", "--shape", "smal"], "small"),
         (["inspect", "--preset", "gtp2"], "did you mean 'gpt2'?"),
         (["inspect", "--preset", "tiny", "--tokens", "99"], "tokens: 99 is not possible; give 2 to 64, the context of"),
-        ([*LINE[1:-1], "0"], "rounds: 0 is not possible; give at least 1"),
+        ([*LINE[:-1], "0"], "rounds: 0 is not possible; give at least 1"),
     ],
 )
-def test_a_wrong_line_is_one_message(mainstem, argv, said):
-    result = mainstem("bench", *argv)
+def test_a_wrong_line_is_one_message(ask, argv, said):
+    result = ask(*argv)
     assert result.code == 2
     assert said in result.err
     assert "Traceback" not in result.err

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mainstem import atomic
+from mainstem.cli.parts.arguments import parse
+from mainstem.cli.parts.screen import Screen
 from mainstem.errors import RunError, TrainingFailed
 from mainstem.runs.provenance import commit
 
@@ -22,7 +25,7 @@ class Result:
     """What one benchmark said."""
 
     words: tuple[str, ...]
-    """As they are typed after `mainstem bench`."""
+    """As they are typed after `python -m benchmarks`."""
     found: dict[str, Any]
     """Its object."""
 
@@ -59,12 +62,12 @@ def measure(
     every = commands(data, run)
     for done, words in enumerate(every):
         progress(done, len(every), words[0])
-        line = [sys.executable, "-m", "mainstem", "bench", *words, "--json"]
+        line = [sys.executable, "-m", "benchmarks", *words, "--json"]
         process = subprocess.run(line, capture_output=True, encoding="utf-8", errors="replace", check=False)
         if process.returncode != 0:
             said = process.stderr.strip().splitlines() or ["it said nothing"]
             kind = RunError if process.returncode == RunError.exit_code else TrainingFailed
-            raise kind(f"mainstem bench {' '.join(words)}: {said[-1]}")
+            raise kind(f"{' '.join(words)}: {said[-1]}")
         yield Result(words, json.loads(process.stdout))
 
 
@@ -74,14 +77,14 @@ def page(results: Sequence[Result]) -> str:
     lines = [
         "# Results",
         "",
-        "Written by `mainstem bench results`. Ratios within one run, medians; `mainstem bench QUESTION --help` says of "
-        "what.",
+        "Written by `python -m benchmarks results`. Ratios within one run, medians; `python -m benchmarks QUESTION "
+        "--help` says of what.",
         "",
         f"- machine: {_processor()}, {facts['threads']} threads, {platform.system()}, {platform.machine()}",
         f"- mainstem {importlib.metadata.version('mainstem')}, commit {commit()}",
         f"- Python {platform.python_version()}, torch {facts['torch']}, {', '.join(_peers())}",
         "",
-        "| `mainstem bench` | figure | value | middle half |",
+        "| question | figure | value | middle half |",
         "|---|---|---|---|",
     ]
     for result in results:
@@ -114,3 +117,38 @@ def _processor() -> str:
     lines = known.read_text().splitlines() if known.exists() else []
     name = next((line.split(":")[1] for line in lines if line.startswith("model name")), platform.processor())
     return name.strip() or "an unnamed processor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Run every benchmark, each in a process of its own, and write their figures into one page. It takes long, and
+    nothing else should run meanwhile."""
+
+    data: str
+    """The text of `time-to-loss`."""
+    run: str | None = None
+    """The trained RUN of `decode`, on whose held-out text int8 weights are measured."""
+    out: str = "benchmarks/RESULTS.md"
+    """The page; one that is there is replaced."""
+    json: bool = False
+    """One object on stdout."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, measure, write."""
+    command = parse(Results, "results", argv, program="python -m benchmarks")
+    screen = Screen(command.json)
+
+    out = atomic.replaceable(Path(command.out))
+    with screen.bar("results", 1) as bar:
+        results: list[Result] = []
+        for result in measure(
+            command.data, command.run, progress=lambda done, total, what: bar.at(done, what, total=total)
+        ):
+            results.append(result)
+            atomic.write_text(out, page(results))  # so that what was measured stays, whatever comes next
+    for result in results:
+        screen.say(f"{' '.join(result.words)}")
+        screen.table(("figure", "value", "middle half"), result.rows())
+    screen.say(f"written to {out}")
+    screen.result({"out": str(out), "results": [{"words": result.words, **result.found} for result in results]})

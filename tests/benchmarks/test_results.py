@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mainstem.bench import results
-from mainstem.bench.results import Result, commands, measure, page
-from mainstem.cli import main
+from benchmarks import results
+from benchmarks.__main__ import QUESTIONS, main
+from benchmarks.results import Result, commands, measure, page
 from mainstem.errors import RunError
 
 TRAIN = {
@@ -42,9 +42,7 @@ def test_the_page():
 
 
 def test_every_benchmark_but_itself_is_run():
-    from mainstem.cli.bench import SUBCOMMANDS
-
-    assert {words[0] for words in commands("text", None)} == set(SUBCOMMANDS) - {"results"}
+    assert {words[0] for words in commands("text", None)} == set(QUESTIONS) - {"results", "overhead", "gpu"}
     assert ("decode", "--run", "runs/demo") in commands("text", "runs/demo")
 
 
@@ -58,9 +56,9 @@ def test_each_runs_to_its_end_and_a_failure_is_told(monkeypatch):
         return SimpleNamespace(returncode=2 * failed, stdout=json.dumps(DECODE), stderr=said)
 
     monkeypatch.setattr(results.subprocess, "run", run)
-    with pytest.raises(RunError, match="bench data: mainstem: no such thing"):
+    with pytest.raises(RunError, match="data: mainstem: no such thing"):
         list(measure("text"))
-    assert lines[0] == ["bench", "train", "--shape", "small", "--json"]
+    assert lines[0] == ["train", "--shape", "small", "--json"]
     assert len(lines) == 5
     monkeypatch.setattr(results, "commands", lambda data, run: [("train",), ("decode",)])
     assert [result.found for result in measure("text")] == [DECODE, DECODE]
@@ -69,12 +67,12 @@ def test_each_runs_to_its_end_and_a_failure_is_told(monkeypatch):
 def test_the_command_writes_the_page(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(results, "measure", lambda data, run, progress: iter(RESULTS))
     out = tmp_path / "RESULTS.md"
-    assert main(["bench", "results", "--data", "text", "--out", str(out), "--json"]) == 0
+    assert main(["results", "--data", "text", "--out", str(out), "--json"]) == 0
     assert out.read_text(encoding="utf-8") == page(RESULTS)
     assert json.loads(capsys.readouterr().out)["results"][0]["step_over_floor"] == 1.234
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(results, "measure", lambda *arguments, **options: pytest.fail("measured"))
-    assert main(["bench", "results", "--data", "text", "--out", str(tmp_path / "none" / "R.md")]) == 2
+    assert main(["results", "--data", "text", "--out", str(tmp_path / "none" / "R.md")]) == 2
     assert "no such folder" in capsys.readouterr().err

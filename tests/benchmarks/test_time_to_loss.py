@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from mainstem.bench import memory, time_to_loss
-from mainstem.bench.reference import Recipe
-from mainstem.bench.time_to_loss import OURS, REFERENCE, Data, Ours, Run, Score, characters, measure, validation_loss
-from mainstem.cli.bench import time_to_loss as command
+from benchmarks import memory, time_to_loss
+from benchmarks.reference import Recipe
+from benchmarks.time_to_loss import OURS, REFERENCE, Data, Ours, Run, Score, characters, measure, validation_loss
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, DataError
 from mainstem.presets import PRESETS, Preset, preset
@@ -155,13 +154,13 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(PRESETS, "swift", Preset("swift", "", SMALL.model.replace(n_ctx=64), SMALL.train))
     (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
     line = ["--data", str(tmp_path / "text.txt"), "--seeds", "4", "--iterations", "2"]
-    command.main([*line, "--json"])
+    time_to_loss.main([*line, "--json"])
     said = capsys.readouterr()
     assert json.loads(said.out)["seeds"][0]["seed"] == 4
     assert "note: the recipe has 2,000 iterations, not 2: a try, not a figure" in said.err
-    command.main(line)
+    time_to_loss.main(line)
     said = capsys.readouterr().out
     assert "reference s" in said
     assert "speedup: " in said
     with pytest.raises(ConfigError, match="iterations: 0 is not possible"):
-        command.main([*line[:-1], "0"])
+        time_to_loss.main([*line[:-1], "0"])

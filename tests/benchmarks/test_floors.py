@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mainstem.bench.floors import compute_floor, compute_flops
-from mainstem.bench.train import SHAPES, measure, model_of, our_step, their_step
+from benchmarks.floors import compute_floor, compute_flops
+from benchmarks.train import SHAPES, measure, model_of, our_step, their_step
 from mainstem.errors import ConfigError
 from models import build, small
 

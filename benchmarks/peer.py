@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mainstem.bench.gpt2 import gpt2, unlike_gpt2
+from benchmarks.gpt2 import gpt2, unlike_gpt2
 from mainstem.model.gpt import GPT
 from mainstem.stream.decompose import closing_error
 

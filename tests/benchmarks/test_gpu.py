@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.py`: its whole path at a tiny shape on the CPU, and a part of it where there is a GPU."""
+"""`python -m benchmarks gpu`: its whole path at a tiny shape on the CPU, and a part of it where there is a GPU."""
 
 import importlib.util
 import json
@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu.py"
+ROOT = Path(__file__).parents[2]
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which runs on Linux")
 
 
 def run(*arguments, **environment):
-    command = [sys.executable, str(SCRIPT), *arguments]
+    command = [sys.executable, "-m", "benchmarks", "gpu", *arguments]
     everything = os.environ | {"OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run(command, env=everything, capture_output=True, text=True)
+    return subprocess.run(command, env=everything, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.slow

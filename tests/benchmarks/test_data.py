@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from mainstem.bench import data
-from mainstem.bench.data import different, measure, repeated
+from benchmarks import data
+from benchmarks.data import different, measure, repeated
 from mainstem.errors import ConfigError, DataError
 from mainstem.text.corpus import Source
 

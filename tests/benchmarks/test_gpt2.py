@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainstem.bench.gpt2 import gpt2, unlike_gpt2
+from benchmarks.gpt2 import gpt2, unlike_gpt2
 from mainstem.config import AUTO
 from mainstem.errors import ConfigError
 from mainstem.formats.gpt2 import FORM
