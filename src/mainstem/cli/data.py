@@ -1,4 +1,4 @@
-"""`mainstem data FILE... --out DIR`: text -> tokenizer, token files, passport."""
+"""`mainstem data FILE... --out DIR`: text -> tokenizer, token files, manifest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ class Doctor:
 
 
 def _opened(run: str, screen: Screen) -> list[doctor.Finding]:
-    """What can be said of a model that was not trained here: whether it opens, and what it takes to generate."""
+    """Findings about a model without a run folder: whether it opens, and the memory that generating takes."""
     from mainstem.formats.load import load
 
     try:

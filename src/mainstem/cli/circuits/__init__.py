@@ -1,4 +1,4 @@
-"""`mainstem circuits QUESTION RUN`: what the weights say; `heads` and `contexts` watch what they do."""
+"""`mainstem circuits QUESTION RUN`: circuits from the weights; `heads` and `contexts` run the model."""
 
 from collections.abc import Sequence
 

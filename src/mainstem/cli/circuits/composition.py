@@ -30,24 +30,24 @@ def main(argv: Sequence[str]) -> None:
     model, _ = open_model(command, screen)
     from mainstem.circuits.composition import composition
 
-    found = composition(model, command.offset)
-    pairs = found.top(command.top, command.modes)
-    chance = f"random heads score {found.mean:.4f} (standard deviation {found.std:.4f})"
-    screen.say(f"{chance}; 1 / sqrt(width) = {found.chance:.4f}")
+    compositions = composition(model, command.offset)
+    pairs = compositions.top(command.top, command.modes)
+    chance = f"random heads score {compositions.mean:.4f} (standard deviation {compositions.std:.4f})"
+    screen.say(f"{chance}; 1 / sqrt(width) = {compositions.chance:.4f}")
     screen.table(
         ("writes", "read by", "as", "score", "z", "of limit"),
         [(p.writes, p.reads, p.mode, f"{p.score:.3f}", f"{p.z:+.1f}", f"{p.rank_corrected:.2f}") for p in pairs],
     )
-    for note in found.notes:
+    for note in compositions.notes:
         screen.note(note)
     result = {
-        "labels": found.labels,
-        "offset": found.offset,
-        "random_mean": found.mean,
-        "random_std": found.std,
-        "chance": found.chance,
+        "labels": compositions.labels,
+        "offset": compositions.offset,
+        "random_mean": compositions.mean,
+        "random_std": compositions.std,
+        "chance": compositions.chance,
         "pairs": [pair._asdict() for pair in pairs],
-        "scores": {mode: scores.tolist() for mode, scores in found.scores.items()},
-        "notes": found.notes,
+        "scores": {mode: scores.tolist() for mode, scores in compositions.scores.items()},
+        "notes": compositions.notes,
     }
-    finish(command, screen, result, lambda: {"labels": found.labels} | found.scores)
+    finish(command, screen, result, lambda: {"labels": compositions.labels} | compositions.scores)

@@ -56,14 +56,14 @@ def main(argv: Sequence[str]) -> None:
     strongest, what = (head_contexts, "length of its write") if unit.name == "head" else (neuron_contexts, "activation")
     with stoppable() as check:
         windows = counted(held_out(command.run, command.data, model, tokenizer, command.windows, check))
-        found = strongest(model, windows, unit.block, unit.unit, command.top)
+        places = strongest(model, windows, unit.block, unit.unit, command.top)
     screen.say(f"{command.unit}: its strongest contexts in {read} windows, by {what}")
-    for context in found:
+    for context in places:
         source = context.source
         reads = "" if source is None else f"  reads {piece(tokenizer, source.token)} ({source.attention:.2f})"
         screen.say(f"  {context.value:8.3f}  {_marked(context, tokenizer)}{reads}")
-    rows = [_row(context, tokenizer) for context in found]
-    arrays = {name: [getattr(context, name) for context in found] for name in ("value", "window", "position")}
+    rows = [_row(context, tokenizer) for context in places]
+    arrays = {name: [getattr(context, name) for context in places] for name in ("value", "window", "position")}
     finish(command, screen, {"unit": command.unit, "windows": read, "contexts": rows, "notes": []}, lambda: arrays)
 
 

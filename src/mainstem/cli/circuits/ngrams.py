@@ -45,9 +45,9 @@ def main(argv: Sequence[str]) -> None:
     def named(token: int) -> dict[str, Any]:
         return in_json(tokenizer, [token])[0]
 
-    layer, found = command.layer or 0, None
+    layer, skips = command.layer or 0, None
     if command.token is None and len(model.blocks):
-        found = skip_trigrams(model, layer, command.top, offset=command.offset)
+        skips = skip_trigrams(model, layer, command.top, offset=command.offset)
     result: dict[str, Any] = {"offset": None, "bigrams": [], "skip_trigrams": []}
     arrays: dict[str, Any] = {}
     if table is not None:
@@ -60,25 +60,25 @@ def main(argv: Sequence[str]) -> None:
         )
         result["bigrams"] = [{"token": named(t), "out": named(o), "logit": v} for t, o, v in pairs]
         arrays |= {"bigrams": [pair[:2] for pair in pairs], "logits": [pair.logit for pair in pairs]}
-    if found is not None:
-        notes += found.notes
+    if skips is not None:
+        notes += skips.notes
         screen.say(f"block {layer}: source ... destination -> next, and how much more probable it becomes")
         screen.table(
             ("source", "destination", "next", "head", "before", "after"),
             [
                 (*(piece(tokenizer, token) for token in entry[:3]), entry.head,
                  f"{entry.before:.3f}", f"{entry.after:.3f}")
-                for entry in found.trigrams
+                for entry in skips.trigrams
             ],
         )  # fmt: skip
         tokens = ("source", "destination", "out")
-        result["offset"] = found.offset
+        result["offset"] = skips.offset
         result["skip_trigrams"] = [
             entry._asdict() | {name: named(getattr(entry, name)) for name in tokens} | {"gain": entry.gain}
-            for entry in found.trigrams
+            for entry in skips.trigrams
         ]
         names = (*tokens, "head", "qk", "ov", "before", "after")
-        arrays |= {name: [getattr(entry, name) for entry in found.trigrams] for name in names}
+        arrays |= {name: [getattr(entry, name) for entry in skips.trigrams] for name in names}
     for note in notes:
         screen.note(note)
     finish(command, screen, result | {"notes": notes}, lambda: arrays)

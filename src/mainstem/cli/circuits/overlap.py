@@ -23,12 +23,12 @@ def main(argv: Sequence[str]) -> None:
     model, _ = open_model(command, screen)
     from mainstem.circuits.overlap import ROLES, overlap
 
-    found = overlap(model)
+    subspaces = overlap(model)
     roles = []
     for i, first in enumerate(ROLES):
         for second in ROLES[i:]:
-            block = found.span(first), found.span(second)
-            share, chance, z = found.share[block], found.chance[block], found.z[block]
+            block = subspaces.span(first), subspaces.span(second)
+            share, chance, z = subspaces.share[block], subspaces.chance[block], subspaces.z[block]
             pairs = share.isfinite()
             if first == second:
                 pairs = pairs.triu(1)  # each pair of heads once, and none with itself
@@ -38,13 +38,13 @@ def main(argv: Sequence[str]) -> None:
     screen.say("how much of the smaller subspace lies in the other, mean over pairs of heads")
     rows = [(pair, f"{share:.3f}", f"{chance:.3f}", f"{z:+.1f}") for pair, share, chance, z in roles]
     screen.table(("roles", "share", "by chance", "mean z"), rows)
-    best = found.top(command.top)
+    best = subspaces.top(command.top)
     screen.table(("one", "other", "share", "z"), [(p.first, p.second, f"{p.share:.3f}", f"{p.z:+.1f}") for p in best])
     result = {
-        "width": found.width,
+        "width": subspaces.width,
         "roles": [{"roles": r, "share": s, "chance": c, "z": z} for r, s, c, z in roles],
         "pairs": [pair._asdict() for pair in best],
         "notes": [],
     }
-    arrays = {"labels": found.labels, "kernel": found.kernel, "z": found.z, "ranks": found.ranks}
+    arrays = {"labels": subspaces.labels, "kernel": subspaces.kernel, "z": subspaces.z, "ranks": subspaces.ranks}
     finish(command, screen, result, lambda: arrays)

@@ -1,4 +1,4 @@
-"""`mainstem circuits virtual RUN WRITER READER`: the weights between two parts, as if they were wired."""
+"""`mainstem circuits virtual RUN WRITER READER`: virtual weights between two parts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,22 +43,22 @@ def main(argv: Sequence[str]) -> None:
     model, tokenizer = open_model(command, screen)
     from mainstem.circuits.virtual import virtual
 
-    found = virtual(model, command.writer, command.reader, command.offset)
-    writes, reads, singular = found.writer, found.reader, found.matrix.singular_values()
+    product = virtual(model, command.writer, command.reader, command.offset)
+    writes, reads, singular = product.writer, product.reader, product.matrix.singular_values()
     screen.say(
-        f"{writes.label} -> {reads.label}: score {found.score:.4f}, by chance {found.chance:.4f}\n"
+        f"{writes.label} -> {reads.label}: score {product.score:.4f}, by chance {product.chance:.4f}\n"
         f"largest singular values {', '.join(f'{value:.3g}' for value in singular[:5].tolist())}"
     )
     result: dict[str, Any] = {
         "writer": writes.label,
         "reader": reads.label,
-        "offset": found.offset,
-        "score": found.score,
-        "chance": found.chance,
+        "offset": product.offset,
+        "score": product.score,
+        "chance": product.chance,
         "singular_values": singular.tolist(),
     }
     if writes.is_head or reads.is_head:
-        directions = found.directions(-(-command.top // 4))
+        directions = product.directions(-(-command.top // 4))
         screen.table(
             ("direction", "value", _title(writes), _title(reads)),
             [
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
             for value, side, left, right in directions
         ]  # fmt: skip
     else:
-        entries = found.top(command.top)
+        entries = product.top(command.top)
         screen.table(
             ("writes", "reads", "weight"),
             [(_shown(i, writes, tokenizer), _shown(j, reads, tokenizer), f"{value:+.3f}") for value, i, j in entries],
@@ -84,10 +84,10 @@ def main(argv: Sequence[str]) -> None:
             {"value": value, "writes": _named([i], writes, tokenizer)[0], "reads": _named([j], reads, tokenizer)[0]}
             for value, i, j in entries
         ]
-    for note in found.notes:
+    for note in product.notes:
         screen.note(note)
-    arrays = {"left": found.matrix.left, "right": found.matrix.right, "singular_values": singular}
-    finish(command, screen, result | {"notes": found.notes}, lambda: arrays)
+    arrays = {"left": product.matrix.left, "right": product.matrix.right, "singular_values": singular}
+    finish(command, screen, result | {"notes": product.notes}, lambda: arrays)
 
 
 def _title(end: "End") -> str:

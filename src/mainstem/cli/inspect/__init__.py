@@ -1,4 +1,4 @@
-"""`mainstem inspect QUESTION RUN "prompt"`: one forward pass, and what the stream was."""
+"""`mainstem inspect QUESTION RUN "prompt"`: questions about one forward pass."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`mainstem inspect attribution RUN "prompt"`: why it said that, in rows that sum to the logit."""
+"""`mainstem inspect attribution RUN "prompt"`: direct logit attribution, in rows that sum to the logit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,14 +43,14 @@ def main(argv: Sequence[str]) -> None:
     assert tokenizer is not None
     from mainstem.stream.decompose import positions
 
-    here = positions(trace, command.pos).start
-    logits = trace.logits[0, here]
+    position = positions(trace, command.pos).start
+    logits = trace.logits[0, position]
     token = int(logits.argmax()) if command.token is None else typed_token(tokenizer, command.token)
     foil = None if command.foil is None else typed_token(tokenizer, command.foil)
     why = trace.attribution(token, foil, by=command.by, pos=command.pos)
     logit, rank = why.total.item(), 1 + int((logits > logits[token]).sum())
     over = "" if foil is None else f" over '{piece(tokenizer, foil)}'"
-    read = tokenizer.decode(trace.ids[0, : here + 1].tolist())
+    read = tokenizer.decode(trace.ids[0, : position + 1].tolist())
     what = "logit" if foil is None else "difference"
     screen.say(ending(f"why '{piece(tokenizer, token)}'{over} ({what} {logit:.3f}, rank {rank}) after", read))
     strongest = why.top(command.top)
@@ -61,14 +61,14 @@ def main(argv: Sequence[str]) -> None:
     tokens = [shown(text) for text in pieces(tokenizer, trace.ids[0].tolist())]
     for label, value in strongest:
         line = f"  {pad(label, widest)}  {value:+8.3f}  {pad(bar_text(value, largest, 14), 14)}"
-        screen.say(f"{line}  {clip(_reads(trace, tokens, label, here), LINE - width(line) - 2)}".rstrip())
+        screen.say(f"{line}  {clip(_reads(trace, tokens, label, position), LINE - width(line) - 2)}".rstrip())
     if len(why.labels) > len(strongest):
         screen.say(f"  {pad(others, widest)}  {rest:+8.3f}")
     screen.say(f"  {pad('sum', widest)}  {why.values.sum().item():+8.3f}  closing error {why.closing_error:.1e}")
     result = {
         "token": in_json(tokenizer, [token])[0],
         "foil": None if foil is None else in_json(tokenizer, [foil])[0],
-        "pos": here,
+        "pos": position,
         "rank": rank,
         "logit": logit,
         "closing_error": why.closing_error,
@@ -77,13 +77,13 @@ def main(argv: Sequence[str]) -> None:
     finish(command, screen, result, lambda: {"labels": why.labels, "values": why.values.flatten()})
 
 
-def _reads(trace: "Trace", tokens: list[str], label: str, here: int) -> str:
+def _reads(trace: "Trace", tokens: list[str], label: str, position: int) -> str:
     """What a head read at this position: its two strongest sources."""
     unit = parse_label(label)
     if unit.name != "head" or unit.block is None:
         return ""
-    pattern = trace["pattern", unit.block][0, unit.unit, here]
-    found = pattern.topk(min(2, len(pattern)))
-    sources = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    pattern = trace["pattern", unit.block][0, unit.unit, position]
+    top = pattern.topk(min(2, len(pattern)))
+    sources = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     words = [f"{tokens[i]} ({weight:.2f})" for i, weight in sources if weight >= READ]
     return f"reads {', '.join(words)}" if words else ""

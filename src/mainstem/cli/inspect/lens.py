@@ -1,4 +1,4 @@
-"""`mainstem inspect lens RUN "prompt"`: what the model would say at every depth."""
+"""`mainstem inspect lens RUN "prompt"`: the prediction at every depth."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,16 +48,16 @@ def main(argv: Sequence[str]) -> None:
     token = None if command.token is None else typed_token(tokenizer, command.token)
     lens = trace.lens(token, norm=command.norm, top=command.top, tuned=tuned)
     rows = lens.to_dicts(pos=command.pos)
-    followed, here = rows[-1]["token"]["id"], range(trace.ids.shape[1])[command.pos]
-    read = tokenizer.decode(trace.ids[0, : here + 1].tolist())
+    followed, position = rows[-1]["token"]["id"], range(trace.ids.shape[1])[command.pos]
+    read = tokenizer.decode(trace.ids[0, : position + 1].tolist())
     screen.say(ending(f"'{piece(tokenizer, followed)}' at every depth, after", read))
     best = [" ".join(f"{shown(t['text'])} {t['probability']:.2f}" for t in row["top"]) for row in rows]
     columns = ("depth", "rank", "prob", "KL to end", "entropy", "it would say")
     numbers = ("label", "rank", "probability", "kl", "entropy")
-    screen.table(columns, [[*(row[name] for name in numbers), said] for row, said in zip(rows, best, strict=True)])
-    won = int(lens.won[0, here])
+    screen.table(columns, [[*(row[name] for name in numbers), tokens] for row, tokens in zip(rows, best, strict=True)])
+    won = int(lens.won[0, position])
     screen.say(f"first choice from {lens.labels[won]} on" if won < len(rows) else "never the first choice to the end")
-    result = {"token": rows[-1]["token"], "pos": here, "won": lens.labels[won] if won < len(rows) else None}
+    result = {"token": rows[-1]["token"], "pos": position, "won": lens.labels[won] if won < len(rows) else None}
     names = ("token", "top_ids", "top_probability", "entropy", "kl", "rank", "probability", "logit", "won")
     finish(
         command,

@@ -138,12 +138,12 @@ def _pairs(command: Patch, model: "GPT", tokenizer: Tokenizer) -> EncodedPairs:
         foil = None if command.foil is None else typed_token(tokenizer, command.foil)
         encoded = EncodedPairs([clean], [corrupt], [answer], [foil])
     for index, corrupt in enumerate(encoded.corrupt):
-        given = encoded.foil[index]
-        encoded.foil[index] = foil = first_choice(model, corrupt) if given is None else given
+        typed = encoded.foil[index]
+        encoded.foil[index] = foil = first_choice(model, corrupt) if typed is None else typed
         if encoded.answer[index] == foil:
             where = f"{command.pairs}, pair {index + 1}: " if command.pairs is not None else ""
             both = f"'{piece(tokenizer, foil)}' (id:{foil})"
-            fix = "give another" if given is not None else "give one: this is the first choice after the corrupt prompt"
+            fix = "give another" if typed is not None else "give one: this is the first choice after the corrupt prompt"
             raise UserError(f"{where}the answer and the foil are both {both}; the foil must differ: {fix}")
     return encoded
 
@@ -153,9 +153,9 @@ def _apart(tokenizer: Tokenizer, ids: list[int]) -> str:
     return clip("|".join(units.shown(text) for text in units.pieces(tokenizer, ids)), 70)
 
 
-def _baselines(found: "Patched", encoded: EncodedPairs, tokenizer: Tokenizer, screen: Screen) -> None:
+def _baselines(patched: "Patched", encoded: EncodedPairs, tokenizer: Tokenizer, screen: Screen) -> None:
     """What is restored: the metric of both passes."""
-    clean, corrupt = found.clean.mean().item(), found.corrupt.mean().item()
+    clean, corrupt = patched.clean.mean().item(), patched.corrupt.mean().item()
     of = f"answer over foil, mean of {len(encoded.answer)} pairs"
     if len(encoded.answer) == 1:
         answer, foil = (piece(tokenizer, i) for i in (encoded.answer[0], encoded.foil[0]) if i is not None)
@@ -166,7 +166,7 @@ def _baselines(found: "Patched", encoded: EncodedPairs, tokenizer: Tokenizer, sc
         screen.note(f"the difference, {clean - corrupt:+.4f}, is small beside {clean:+.3f}; its shares say little")
 
 
-def _asked(found: "Patched", encoded: EncodedPairs, tokenizer: Tokenizer) -> dict[str, Any]:
+def _asked(patched: "Patched", encoded: EncodedPairs, tokenizer: Tokenizer) -> dict[str, Any]:
     """The pairs for a program: their tokens, answers and foils, and the metric of both passes."""
     pairs = [
         {
@@ -179,7 +179,7 @@ def _asked(found: "Patched", encoded: EncodedPairs, tokenizer: Tokenizer) -> dic
             encoded.clean, encoded.corrupt, encoded.answer, encoded.foil, strict=True
         )
     ]
-    metric = {"clean": found.clean.tolist(), "corrupt": found.corrupt.tolist()}
+    metric = {"clean": patched.clean.tolist(), "corrupt": patched.corrupt.tolist()}
     return {"pairs": pairs, "logit_difference": metric}
 
 
@@ -193,8 +193,8 @@ def _show(grid: "Grid", encoded: EncodedPairs, tokenizer: Tokenizer, screen: Scr
         texts = units.pieces(tokenizer, encoded.clean[0])
         heads = [f"{column} {clip(units.shown(texts[column]), 6)}" for column in grid.columns]
     for first in range(0, len(heads), COLUMNS):
-        here = slice(first, first + COLUMNS)
+        columns = slice(first, first + COLUMNS)
         by_layer = zip(grid.layers, values, strict=True)
-        rows = [[layer, *(f"{round(v, 2) + 0.0:+.2f}" for v in row[here])] for layer, row in by_layer]
-        screen.table(("block", *heads[here]), rows)
+        rows = [[layer, *(f"{round(v, 2) + 0.0:+.2f}" for v in row[columns])] for layer, row in by_layer]
+        screen.table(("block", *heads[columns]), rows)
     screen.table(("strongest", "restores"), [(label, f"{value:+.3f}") for label, value in grid.top(top)])

@@ -53,8 +53,8 @@ def main(argv: Sequence[str]) -> None:
         pos = word.last - 1
     one = token_trace(trace, pos, command.layer, top=command.top)
     read = by_word(trace, word, command.layer, words)
-    said = units.shown(units.pieces(tokenizer, ids)[pos])
-    screen.say(ending(f"block {one.layer}: '{said}', position {pos} of", command.prompt))
+    token_text = units.shown(units.pieces(tokenizer, ids)[pos])
+    screen.say(ending(f"block {one.layer}: '{token_text}', position {pos} of", command.prompt))
     _steps(one, screen)
     _heads(one, read, screen, command.top)
     _neurons(one, screen)

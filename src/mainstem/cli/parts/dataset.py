@@ -1,4 +1,4 @@
-"""Text to tokens, as `data` and `train` both ask for it, and tokenizers by the names that people type."""
+"""Text to token files, for `data` and `train`; and the tokenizer that `--tokenizer` names."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,13 +27,13 @@ def prepare(
     check: Callable[[], None],
 ) -> tokens.Prepared:
     """`tokens.prepare` under a bar; `tokenizer` is a kind or a name, `vocab_size` the target of a BPE."""
-    given = given_tokenizer(tokenizer)
+    existing = given_tokenizer(tokenizer)
     with screen.bar("reading", 1) as bar:
         return tokens.prepare(
             reading.source(files),
             out,
-            tokenizer=given,
-            kind=tokenizer if given is None else "bpe",
+            tokenizer=existing,
+            kind=tokenizer if existing is None else "bpe",
             vocab_size=vocab_size if tokenizer == "bpe" else None,
             val=reading.source(val) if val else None,
             should_stop=check,

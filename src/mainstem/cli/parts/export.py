@@ -1,4 +1,4 @@
-"""The RUN that is exported, and what is said of what was written; the same for every format."""
+"""Options and output that every export format shares."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ class Export:
 
 @contextlib.contextmanager
 def writing(out: Path) -> Iterator[Callable[[], None]]:
-    """Leftovers of the dead are removed; a signal ends the work between two steps of it, at which this is called."""
+    """Write `out` while signals are caught: the function that it yields raises Interrupted once one has arrived."""
     atomic.remove_leftovers(out.parent)
     with stoppable() as check:
         yield check
@@ -51,7 +51,7 @@ def open_run(run: str, screen: Screen) -> tuple["ModelFolder", "GPT", Tokenizer 
 
 
 def facts_of(run: "ModelFolder", model: "GPT", tokenizer: Tokenizer | None, trimmed: bool) -> "Facts":
-    """What is known of the model; `trimmed`, of one without rows past its tokenizer's ids."""
+    """The facts of the model card; with `trimmed`, of a vocabulary that is cut to the tokenizer's."""
     from mainstem.formats.card import gather
 
     config = model.config
@@ -61,7 +61,7 @@ def facts_of(run: "ModelFolder", model: "GPT", tokenizer: Tokenizer | None, trim
 
 
 def finish(command: Export, screen: Screen, notes: Sequence[str], nexts: Iterable[str], **facts: Any) -> None:
-    """Say what is there now, what was left out, and what to type next."""
+    """Report the files written, what the format could not hold, and the next command."""
     out = Path(command.out)
     files = sorted(out.iterdir()) if out.is_dir() else [out]
     sizes = {file.name: file.stat().st_size for file in files}

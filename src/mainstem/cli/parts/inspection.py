@@ -1,4 +1,4 @@
-"""A RUN and a prompt, opened as several verbs need them."""
+"""What the commands of inspect and circuits share: options, opening a RUN and a prompt, tokens as text, output."""
 
 import io
 import itertools
@@ -86,7 +86,7 @@ class Captured(Prompt):
 
 
 def alone(command: Any, flag: str, *others: str) -> None:
-    """Raise UserError where a field that says nothing beside the flag is given: is not what it is by default."""
+    """Raise UserError where a field that the flag makes meaningless differs from its default."""
     for field in fields(command):
         if field.name in others and getattr(command, field.name) != field.default:
             raise UserError(f"{flag} and --{field.name.replace('_', '-')} do not go together; leave one of them out")
@@ -102,7 +102,10 @@ def open_model(command: Opening, screen: Screen) -> tuple["GPT", Tokenizer]:
     model, tokenizer = load(command.run, screen.note)
     if tokenizer is None:
         raise DataError(f"{command.run}: no tokenizer.json, so it cannot read a prompt; copy one into the folder")
-    model.to(Device.choose(command.device).device, getattr(torch, command.dtype))
+    device = Device.choose(command.device).device
+    if command.device == "auto" and command.dtype == "float64" and device.type == "mps":  # which has no float64
+        device = torch.device("cpu")
+    model.to(device, getattr(torch, command.dtype))
     return model, tokenizer
 
 
@@ -167,7 +170,7 @@ def typed_token(tokenizer: Tokenizer, text: str) -> int:
 
 
 def first_choice(model: "GPT", ids: Sequence[int]) -> int:
-    """What the model puts first after the ids."""
+    """The most probable next token."""
     import torch
 
     with torch.no_grad():
@@ -175,7 +178,7 @@ def first_choice(model: "GPT", ids: Sequence[int]) -> int:
 
 
 def piece(tokenizer: Tokenizer, i: int) -> str:
-    """One token as it is shown."""
+    """One token as text for a terminal."""
     return units.shown(units.pieces(tokenizer, [i])[0])
 
 
@@ -186,12 +189,12 @@ def in_json(tokenizer: Tokenizer, ids: Iterable[int]) -> list[dict[str, Any]]:
 
 
 def ending(start: str, text: str) -> str:
-    """A line that says of what text it is: the start, and as much of the end of the text as the line holds."""
+    """A title line: the start, and as much of the end of the text as fits beside it."""
     return f"{start} '{tail(units.shown(text), max(20, LINE - width(start) - 3))}'"
 
 
 def finish(command: Output, screen: Screen, result: Mapping[str, Any], arrays: Callable[[], Mapping[str, Any]]) -> None:
-    """The one object of --json, and the file of --npz, whole or absent; arrays may be tensors on any device."""
+    """Print the object of --json and write the file of --npz (atomically); arrays may be tensors on any device."""
     if command.npz is not None:
         import numpy as np
         import torch

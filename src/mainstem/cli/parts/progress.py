@@ -1,4 +1,4 @@
-"""Watching a training: its events as lines and a bar."""
+"""The progress of training: its events as lines and a bar."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -8,7 +8,7 @@ from mainstem.training.events import Evaluated, Evaluating, Event, Notice, Obser
 
 
 def watch(events: Iterable[Event], steps: int, screen: Screen, note: Callable[[str], None]) -> None:
-    """Show a training's events as they come, and the last vitals at the end."""
+    """Show the events of training as they come, and the last recording of the stream at the end."""
     vitals: list[dict[str, Any]] = []
     with screen.bar("training", steps) as bar:
         for event in events:
@@ -16,7 +16,7 @@ def watch(events: Iterable[Event], steps: int, screen: Screen, note: Callable[[s
                 rate = event.tokens / event.seconds / 1000
                 bar.at(event.step, f"loss {event.loss:.2f}  {event.bits_per_byte:.2f} bits/byte  {rate:.1f}k tok/s")
             elif isinstance(event, Evaluating):
-                bar.at(event.step, f"weighing {event.tokens:,} held-out tokens")
+                bar.at(event.step, f"evaluating {event.tokens:,} held-out tokens")
             elif isinstance(event, Evaluated):
                 best = ", the best so far" if event.best else ""
                 bar.say(
@@ -34,7 +34,7 @@ def watch(events: Iterable[Event], steps: int, screen: Screen, note: Callable[[s
 
 
 def show_vitals(rows: list[dict[str, Any]], screen: Screen) -> None:
-    """The stream by depth, as the last look found it."""
+    """The residual stream by depth, as recorded last."""
     columns = {
         "block": "depth", "stream": "stream", "attn_write": "attn write", "mlp_write": "mlp write",
         "attn_cos": "cos(attn)", "mlp_cos": "cos(mlp)", "gradient": "gradient", "update": "update",

@@ -1,4 +1,4 @@
-"""What is said of a model that was saved as a RUN; the same for every format."""
+"""Output that every import format shares: the model that was saved as a RUN, and the next command."""
 
 import shlex
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def finish(screen: Screen, source: str, out: str, model: "GPT", tokenizer: Tokenizer | None) -> None:
-    """Say what was opened, and what to type next."""
+    """Report the model's shape and tokenizer, and the next command."""
     config, total = model.config, counts.parameters(model.config).total
     screen.say(f"{source}: {total:,} parameters, {config.vocab_size:,} tokens, {config.n_ctx:,} positions")
     screen.say(
@@ -28,5 +28,5 @@ def finish(screen: Screen, source: str, out: str, model: "GPT", tokenizer: Token
 
 
 def generating(out: str, tokenizer: Tokenizer | None) -> list[str]:
-    """The line that lets a saved model speak; none for one that takes ids alone."""
+    """The command that generates with a saved model; none for one without a tokenizer."""
     return [] if tokenizer is None else [f'mainstem generate {shlex.quote(out)} "your prompt"']

@@ -1,4 +1,4 @@
-"""Verbs that have several questions: a table of them, and the module of the one that was typed."""
+"""Verbs with subcommands: their table, and the module of the one that was typed."""
 
 import importlib
 from collections.abc import Mapping, Sequence

@@ -58,12 +58,12 @@ class _Files(Mapping[str, Tensor]):
         for file, keys in _shards(folder).items():
             try:
                 opened = self._opened[file] = safe_open(file, framework="pt", device="cpu")
-                held = set(opened.keys())
+                stored = set(opened.keys())
             except (SafetensorError, OSError) as error:
                 raise RunError(f"{file}: not readable as safetensors ({error}); fetch the file again") from None
-            for key in sorted(held if keys is None else keys | held):
-                if key not in held or (keys is not None and key not in keys):
-                    where = "it lacks" if key not in held else "it has"
+            for key in sorted(stored if keys is None else keys | stored):
+                if key not in stored or (keys is not None and key not in keys):
+                    where = "it lacks" if key not in stored else "it has"
                     raise RunError(f"{file}: {where} {key}, and {INDEX} says otherwise; fetch both again")
                 name = key if key.startswith(("transformer.", "lm_head.")) else f"transformer.{key}"
                 if name in self._at:
@@ -92,7 +92,7 @@ class _Files(Mapping[str, Tensor]):
         return self._at[name][1] if name in self._at else self._folder
 
     def tie(self) -> None:
-        """Have the embedding alone; who writes the matrix that the two share once may have written the unembedding.
+        """Keep the embedding alone of a tied pair: a file that stores the matrix once may store it as the unembedding.
 
         Raises RunError where both are there and differ.
         """
@@ -120,20 +120,20 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
         if any(folder.glob("model-*.safetensors")):
             raise RunError(f"{index}: not found, and only it says what the files of weights beside it are; fetch it")
         raise RunError(f"{folder / MODEL}: not found; the folder has a {configs.CONFIG} and no weights")
-    said = read_json(index)
-    places = said.get("weight_map") if isinstance(said, dict) else None
+    content = read_json(index)
+    places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not places:
         raise RunError(f"{index}: no weight_map that names the file of each tensor; fetch the file again")
-    found: dict[Path, set[str] | None] = {}
+    files: dict[Path, set[str] | None] = {}
     for key, name in places.items():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise RunError(f"{index}: {key} is said to be in {shown(name)}; only safetensors beside it are opened")
         if not (folder / name).is_file():
             raise RunError(f"{folder / name}: not found, and {INDEX} says that {key} is in it; fetch the file")
-        keys = found.setdefault(folder / name, set())
+        keys = files.setdefault(folder / name, set())
         assert keys is not None
         keys.add(key)
-    return found
+    return files
 
 
 def load(folder: Path, notice: Callable[[str], None] = lambda text: None) -> tuple[GPT, Tokenizer | None]:
@@ -173,11 +173,11 @@ def write(
     card: str | None = None,
     max_shard_size: int = MAX_SHARD_SIZE,
 ) -> None:
-    """Write a folder that `transformers` opens, whole or not at all; rows past the tokenizer's ids are left out.
+    """Write a folder that `transformers` opens, atomically; embedding rows past the tokenizer's ids are dropped.
 
     Args:
         folder: where; nothing may be there yet, or an empty folder.
-        model: any that the layout holds; narrow matrices are widened to float32.
+        model: any that the layout holds; quantized matrices are dequantized to float32.
         tokenizer: written with it, if there is one.
         card: the text of its README.md.
         max_shard_size: bytes of weights a file, at most, unless one tensor alone is larger.
@@ -188,10 +188,10 @@ def write(
     model_size = model.config.vocab_size if tokenizer is None else check(model.config.vocab_size, tokenizer, folder)
     config = model.config.replace(vocab_size=model_size)
     eot_id = None if tokenizer is None else tokenizer.eot_id
-    said = configs.write(config, eot_id)
+    settings = configs.write(config, eot_id)
     tensors = KEYS.write(trimmed(weights(model), model_size))
     with new_folder(folder, manifest=False) as temporary:
-        (temporary / configs.CONFIG).write_text(to_json(said, indent=2), encoding="utf-8")
+        (temporary / configs.CONFIG).write_text(to_json(settings, indent=2), encoding="utf-8")
         (temporary / GENERATION).write_text(
             to_json(dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), eot_id)), encoding="utf-8"
         )
