@@ -69,8 +69,8 @@ class Bigrams:
         best = Largest(n, left)
         for start, rows in row_chunks(left, right.shape[1]):
             best.add(start + (token or 0), rows @ right)
-        found = zip(best.places.tolist(), best.entries[0].tolist(), strict=True)
-        bigrams = (Bigram(token, out, logit) for (token, out), logit in found)
+        entries = zip(best.places.tolist(), best.entries[0].tolist(), strict=True)
+        bigrams = (Bigram(token, out, logit) for (token, out), logit in entries)
         return Rows(bigrams, "bigrams by their ids: the logit of each above its row's mean")
 
     def _left(self, token: int) -> Tensor:

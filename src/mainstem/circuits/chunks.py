@@ -39,10 +39,10 @@ class Largest:
         """Look at some rows, (n, m), of which the first is number `start`; the first table decides."""
         m, flat = tables[0].shape[1], tables[0].flatten()
         floor = self.entries[0, -1] if len(self.places) == self._count else -torch.inf
-        found = (flat > floor).nonzero()[:, 0]  # mostly few, and then much cheaper than a sort of all
-        if len(found) > self._count:
-            found = found[flat[found].topk(self._count).indices]
-        entries = torch.cat((self.entries, torch.stack([table.flatten()[found] for table in tables])), dim=1)
-        places = torch.cat((self.places, torch.stack((start + found // m, found % m), dim=1)))
+        largest = (flat > floor).nonzero()[:, 0]  # mostly few, and then much cheaper than a sort of all
+        if len(largest) > self._count:
+            largest = largest[flat[largest].topk(self._count).indices]
+        entries = torch.cat((self.entries, torch.stack([table.flatten()[largest] for table in tables])), dim=1)
+        places = torch.cat((self.places, torch.stack((start + largest // m, largest % m), dim=1)))
         order = entries[0].argsort(descending=True, stable=True)[: self._count]
         self.entries, self.places = entries[:, order], places[order]

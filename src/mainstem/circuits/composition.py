@@ -144,7 +144,7 @@ class Composition:
 
 
 def composition(model: GPT, offset: int | None = None, seed: int = 1) -> Composition:
-    """The composition scores of every earlier head with every later one.
+    """The composition scores of every earlier head with every later one: `ms.composition(model).top(5)`.
 
     Args:
         model: any GPT with at least two blocks of heads.
@@ -187,13 +187,13 @@ def random_scores(width: int, d_head: int, seed: int = 1, count: int = 8) -> Ten
 
 def _missing(model: GPT) -> dict[tuple[int, int], NoPath]:
     """(earlier block, later block) -> the reason, where no path leads from the one's heads to the other's."""
-    written, read, found = writers(model), readers(model), {}
+    written, read, reasons = writers(model), readers(model), {}
     for earlier, later in combinations(range(len(model.blocks)), 2):
         try:
             check_path(model, written[names.head(earlier, 0)], read[names.head(later, 0, "V")])
         except NoPath as reason:
-            found[earlier, later] = reason
-    return found
+            reasons[earlier, later] = reason
+    return reasons
 
 
 def _units(of: Heads) -> tuple[Tensor, dict[str, Tensor], Tensor, Tensor]:

@@ -157,7 +157,7 @@ def _strongest(
             ids, _ = padded(model, torch.as_tensor(batch))
             at = _inside(model, ids, layer, unit.points)
             values = unit.value(at)
-            top, places = (found[:count].tolist() for found in values.flatten().sort(descending=True, stable=True))
+            top, places = (column[:count].tolist() for column in values.flatten().sort(descending=True, stable=True))
             for value, place in zip(top, places, strict=True):
                 if len(best) < count or value > best[-1].value:
                     row, position = divmod(place, ids.shape[1])

@@ -124,10 +124,10 @@ def skip_trigrams(
     with torch.no_grad(), evaluating(model):
         reading = _Reading(model, layer, context, offset)
         pairs = reading.pairs(CANDIDATES * at_least_one(top))
-        found = [row for head, some in enumerate(pairs) for row in reading.best(head, some, top)]
-    found.sort(key=lambda row: row.gain, reverse=True)
+        trigrams = [row for head, some in enumerate(pairs) for row in reading.best(head, some, top)]
+    trigrams.sort(key=lambda row: row.gain, reverse=True)
     title = "skip-trigrams by their ids: what the source adds to out's probability"
-    return SkipTrigrams(Rows(found[:top], title), reading.offset, reading.notes())
+    return SkipTrigrams(Rows(trigrams[:top], title), reading.offset, reading.notes())
 
 
 class _Reading:
@@ -150,7 +150,7 @@ class _Reading:
 
     def pairs(self, count: int) -> list[Tensor]:
         """For each head the (destination, source) pairs that move the logits most, (count, 2). Sets `level`."""
-        length, found = triangle(self.unembed.T), []  # |x @ unembed| = |x @ length.T|
+        length, pairs = triangle(self.unembed.T), []  # |x @ unembed| = |x @ length.T|
         for head in range(self.attn.n_head):
             moved = (self._moves(head) @ length.T).norm(dim=-1)  # (V,), by source
             best = Largest(count, moved)
@@ -161,8 +161,8 @@ class _Reading:
                 others = torch.logaddexp(scores.diagonal(start), level + self._log(self.context - 2))
                 share = scores.sub_(others[:, None]).sigmoid_()  # of the attention, for the source
                 best.add(start, share.mul_(moved))
-            found.append(best.places)
-        return found
+            pairs.append(best.places)
+        return pairs
 
     def best(self, head: int, pairs: Tensor, count: int) -> list[SkipTrigram]:
         """The skip-trigrams of the largest gain among a head's pairs."""
@@ -184,14 +184,14 @@ class _Reading:
         """What is left out of this model."""
         config, blocks = self.model.config, len(self.model.blocks)
         scales = [norm for norm in (self.join.ln_out, self.join.ln_add, self.model.ln_f) if isinstance(norm, Norm)]
-        said = [
+        notes = [
             (config.position == "learned", "positions are left out: tokens are read by their content alone"),
             (self.offset is not None, f"QK at offset {self.offset}: so far before its destination each token is read"),
             (config.d_mlp > 0, "MLPs are left out"),
             (blocks > 1, f"block {self.layer} reads the embeddings and is unembedded; other blocks are left out"),
             (bool(scales), f"ov: up to the scales of {', '.join(norm.point for norm in scales)}, positive numbers"),
         ]
-        return tuple(sentence for true, sentence in said if true)
+        return tuple(sentence for true, sentence in notes if true)
 
     def _moves(self, head: int) -> Tensor:
         """(V, C): what each source, rather than the mean token, writes when it is read."""

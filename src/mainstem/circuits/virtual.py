@@ -144,19 +144,19 @@ class VirtualWeights:
         for end in (self.writer, self.reader):
             if end.is_head:
                 raise ConfigError(f"{end.label}: its entries are in no basis that means anything; ask for directions")
-        found = (tensor.tolist() for tensor in self.matrix.largest(at_least_one(n)))
-        return Rows((Entry(*entry) for entry in zip(*found, strict=True)), "entries, writer's unit -> reader's")
+        columns = (tensor.tolist() for tensor in self.matrix.largest(at_least_one(n)))
+        return Rows((Entry(*entry) for entry in zip(*columns, strict=True)), "entries, writer's unit -> reader's")
 
     def directions(self, count: int = 3, units: int = 5) -> list[Direction]:
         """Both sides of the `count` largest singular directions, with at most so many units each."""
         U, S, Vh = self.matrix.svd()
-        found = []
+        directions = []
         for value, left, right in zip(S[:count], U.T[:count], Vh[:count], strict=True):
             if value > NEGLIGIBLE * S[0]:
                 for side in (1, -1):
                     ends = self.writer.highest(side * left, units), self.reader.highest(side * right, units)
-                    found.append(Direction(value.item(), side, *ends))
-        return found
+                    directions.append(Direction(value.item(), side, *ends))
+        return directions
 
 
 def virtual(model: GPT, writer: str, reader: str, offset: int | None = None) -> VirtualWeights:

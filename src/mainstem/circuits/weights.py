@@ -131,29 +131,29 @@ def _scale(point: str | None) -> tuple[str, ...]:
 
 def writers(model: GPT) -> dict[str, Writer]:
     """Every writer by its label, in the order of the forward pass."""
-    found = [Writer("embed", -1, model.wte.weight)]
+    entries = [Writer("embed", -1, model.wte.weight)]
     if model.wpe is not None:
-        found.append(Writer("pos_embed", -1, model.wpe.weight))
+        entries.append(Writer("pos_embed", -1, model.wpe.weight))
     for place, site in enumerate(model.joins()):
         join, branch = site.join, site.branch
         rest = (join.ln_out, join.gain, _scale(site.scale("ln_out")))
         if isinstance(branch, Attention):
-            found += [Writer(names.head(site.block, h), place, part, *rest) for h, part in enumerate(branch.output)]
+            entries += [Writer(names.head(site.block, h), place, part, *rest) for h, part in enumerate(branch.output)]
         else:
-            found.append(Writer(site.label, place, branch.c_proj.weight.T, *rest))
-    return {writer.label: writer for writer in found}
+            entries.append(Writer(site.label, place, branch.c_proj.weight.T, *rest))
+    return {writer.label: writer for writer in entries}
 
 
 def readers(model: GPT) -> dict[str, Reader]:
     """Every reader by its label, in the order of the forward pass."""
-    found, joins = [], model.joins()
+    entries, joins = [], model.joins()
     for place, site in enumerate(joins):
         block, join, branch = site.block, site.join, site.branch
         rest = (join.ln_in, _scale(site.scale("ln_in")), join.damp)
         if isinstance(branch, Attention):
             views = branch.c_attn.weight.unflatten(0, (3, branch.n_head, branch.d_head))  # (3, H, D, C)
             roles = (("Q", branch.q_norm), ("K", branch.k_norm), ("V", Empty()))
-            found += [
+            entries += [
                 Reader(names.head(block, h, role), place, views[part, h].T, *rest, head_norm)
                 for h in range(branch.n_head)
                 for part, (role, head_norm) in enumerate(roles)
@@ -161,23 +161,23 @@ def readers(model: GPT) -> dict[str, Reader]:
         else:
             labels = [names.row(block, name) for name in (("mlp.gate", "mlp.up") if branch.gated else ("mlp_in",))]
             parts = branch.c_fc.weight.chunk(len(labels))  # each (M, C)
-            found += [Reader(label, place, part.T, *rest) for label, part in zip(labels, parts, strict=True)]
+            entries += [Reader(label, place, part.T, *rest) for label, part in zip(labels, parts, strict=True)]
     final = "ln_f.scale" if isinstance(model.ln_f, Norm) else None
-    found.append(Reader("unembed", len(joins), model.lm_head.weight.T, model.ln_f, _scale(final)))
-    return {reader.label: reader for reader in found}
+    entries.append(Reader("unembed", len(joins), model.lm_head.weight.T, model.ln_f, _scale(final)))
+    return {reader.label: reader for reader in entries}
 
 
 def writer(model: GPT, label: str) -> Writer:
     """The writer of that label. Raises ConfigError with the nearest one."""
-    found = writers(model)
-    if label not in found:
-        raise ConfigError(f"writer: {label!r} is not in this model; {nearest(label, found)}")
-    return found[label]
+    entries = writers(model)
+    if label not in entries:
+        raise ConfigError(f"writer: {label!r} is not in this model; {nearest(label, entries)}")
+    return entries[label]
 
 
 def reader(model: GPT, label: str) -> Reader:
     """The reader of that label. Raises ConfigError with the nearest one."""
-    found = readers(model)
-    if label not in found:
-        raise ConfigError(f"reader: {label!r} is not in this model; {nearest(label, found)}")
-    return found[label]
+    entries = readers(model)
+    if label not in entries:
+        raise ConfigError(f"reader: {label!r} is not in this model; {nearest(label, entries)}")
+    return entries[label]

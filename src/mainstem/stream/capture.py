@@ -72,6 +72,9 @@ def capture(
 ) -> Trace:
     """Run the model once, in evaluation mode, and keep what it leaves at the points.
 
+        trace = ms.capture(model, "O Romeo, Romeo! wherefore art", tokenizer=tokenizer)
+        trace["resid_post", 1], trace.attribution(" thou"), trace.lens()
+
     Args:
         model: any GPT; in training or after it.
         ids: (B, T); or rows of ids of any lengths, or texts if there is a tokenizer; shorter ones are padded on the

@@ -88,6 +88,9 @@ def ablation(
 ) -> Effects:
     """The metric with each unit alone ablated, at all positions, less the metric of the whole model.
 
+        effects = ms.ablation(model, "O Romeo", ms.TokenLogProb(" thou"), by="head", tokenizer=tokenizer)
+        effects.top(5)  # the heads that matter most to that answer
+
     Blocks before an ablated one are not run again, and units are run together.
 
     Args:

@@ -170,6 +170,10 @@ def patch_grid(
 ) -> Grid:
     """The corrupted pass with the clean value in one place, for every place of a grid.
 
+        metric = ms.LogitDifference(" thee", " you")
+        grid = ms.patch_grid(model, "I pray thee, sir, I pray", "I pray you, sir, I pray", metric, tokenizer=tokenizer)
+        grid.top(5)  # where the difference lies: `0_resid_pre at 2`
+
     Blocks and positions before a patch are not run again, so a cell costs a part of a pass.
 
     Args:
@@ -283,19 +287,19 @@ def _by_position(
     later = 0 if what == "resid_pre" else 1
     entries = [layer + later for layer in layers]
     patched = [_patched(base, source, (what, layer)) for layer in layers]  # (B, T, C) each
-    found, done = base.baseline.new_empty(len(layers), len(positions), B), 0
+    cells, done = base.baseline.new_empty(len(layers), len(positions), B), 0
     for rows, columns in _parts(len(layers), positions, B, T):
         should_stop()
-        here = positions[columns]
+        chosen = positions[columns]
         entering = {
-            block: _at_each(base.entry(block), stream, here)
+            block: _at_each(base.entry(block), stream, chosen)
             for block, stream in zip(entries[rows], patched[rows], strict=True)
         }
-        values = base.measure(base.final(entering, here[0]), here[0])
-        found[rows, columns] = values.unflatten(0, (len(entering), len(here)))
-        done += len(entering) * len(here)
+        values = base.measure(base.final(entering, chosen[0]), chosen[0])
+        cells[rows, columns] = values.unflatten(0, (len(entering), len(chosen)))
+        done += len(entering) * len(chosen)
         progress(done, len(layers) * len(positions))
-    return found
+    return cells
 
 
 def _parts(layers: int, positions: list[int], B: int, T: int) -> Iterator[tuple[slice, slice]]:

@@ -147,14 +147,14 @@ class Rerun:
             progress: called with the changes done and their number.
         """
         B, T = self.record.ids.shape
-        size, found = max(1, ROOM // (B * (T - start))), []
+        size, parts = max(1, ROOM // (B * (T - start))), []
         for first in range(0, len(changes), size):
             should_stop()
             groups = groupby(changes[first : first + size], key=lambda change: change[0])
             entering = {block + 1: self.left(block, [tap for _, tap in group])[:, :, start:] for block, group in groups}
-            found.append(self.measure(self.final(entering, start), start))
+            parts.append(self.measure(self.final(entering, start), start))
             progress(min(first + size, len(changes)), len(changes))
-        return torch.cat(found)
+        return torch.cat(parts)
 
     def _view(self, n: int, start: int = 0) -> View:
         """What n copies' queries from `start` on may see."""

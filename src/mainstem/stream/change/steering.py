@@ -19,6 +19,9 @@ def steering_vector(
 ) -> Tensor:
     """The mean activation at the last position of the positive texts, less that of the negative ones.
 
+        vector = ms.steering_vector(model, ["I love thee"], ["I hate thee"], ("resid_post", 1), tokenizer=tokenizer)
+        text = ms.generate(model, tokenizer, "ROMEO:", tap=ms.Intervention(model, {("resid_post", 1): ms.add(vector)}))
+
     Args:
         model: any GPT.
         positive, negative: texts, or rows of ids, of any lengths and numbers.
