@@ -27,12 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu_loops import Bench, Report, first_line, training
+from benchmarks.gpu_loops import Bench, Report, first_line, seconds, training
 from mainstem import counts
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.generation.decoding import generate_ids
 from mainstem.model.gpt import GPT
-from mainstem.model.kernels.choice import cases, faster, seconds
+from mainstem.model.kernels.gelu import gelu_bias, plain_gelu_bias
+from mainstem.model.kernels.gelu_backend import forward_and_backward
 from mainstem.presets import PRESETS
 from mainstem.runs.folder import RunFolder
 from mainstem.text.corpus import Source
@@ -107,25 +108,24 @@ def attention(bench: Bench) -> Report:
 
 
 def kernels(bench: Bench) -> Report:
-    """Our kernels and the compiler's, forward and backward, at several widths: microseconds, and error to float64."""
+    """Triton's tanh-GELU and the compiler's, forward and backward, at several widths: time, and error to float64."""
     presets = ("andrea-nano",) if bench.dry else ("andrea-nano", "andrea-12m", "andrea-120m", "andrea-480m")
     (tokens, rounds), table = (6, 2) if bench.dry else (8192, 50), []
-    clock = functools.partial(seconds, device=bench.where, rounds=rounds)
-    for preset in presets:
-        for name, case in cases(PRESETS[preset].model, tokens, bench.where, bench.dtype).items():
-            torch.compiler.reset()
-            theirs = torch.compile(case.plain, dynamic=False)
-            choice = faster(name, case.work(case.ours), case.work(theirs), case.work(case.plain), clock)
-            compiled = choice.theirs if choice.other == "compiled" else None
-            row = {"kernel": name, "width": case.inputs[0].shape[-1], "tokens": tokens}
-            row |= {"ours_us": choice.ours and 1e6 * choice.ours, "compiled_us": compiled and 1e6 * compiled}
-            row |= {"plain_us": 1e6 * clock(case.work(case.plain)), "takes_ours": choice.takes_ours}
-            if choice.fault:
-                table.append(row | {"error": choice.fault})
-                continue
-            pairs = zip(case.work(case.ours)(), case.exact(), strict=True)
-            off = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
-            table.append(row | {"off_float64": off, "ok": off < 2e-2})
+    for width in (PRESETS[preset].model.resolved().d_mlp for preset in presets):
+        generator = torch.Generator(bench.where).manual_seed(1)
+        draw = functools.partial(torch.randn, generator=generator, device=bench.where)
+        product, dy = (draw(tokens, width).to(bench.dtype) for _ in range(2))
+        tensors = product.requires_grad_(), draw(width).requires_grad_(), dy
+        torch.compiler.reset()
+        compiled = torch.compile(plain_gelu_bias, dynamic=False)
+        row = {"kernel": "gelu_bias", "width": width, "tokens": tokens}
+        for name, form in (("ours", gelu_bias), ("compiled", compiled), ("plain", plain_gelu_bias)):
+            work = functools.partial(forward_and_backward, form, *tensors)
+            row[f"{name}_us"] = 1e6 * seconds(work, bench.where, rounds)
+        exact = forward_and_backward(plain_gelu_bias, *(t.detach().double().requires_grad_() for t in tensors))
+        pairs = zip(forward_and_backward(gelu_bias, *tensors), exact, strict=True)
+        off = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+        table.append(row | {"off_float64": off, "ok": off < 2e-2})
     return {"rows": table}
 
 

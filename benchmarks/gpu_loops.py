@@ -17,14 +17,10 @@ from benchmarks.gpt2 import gpt2, unlike_gpt2
 from benchmarks.reference import Model, Recipe
 from mainstem import counts
 from mainstem.config import ModelConfig, TrainConfig
-from mainstem.model.attention import View
 from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
-from mainstem.model.kernels.choice import seconds
 from mainstem.model.kernels.gelu import gelu_bias
-from mainstem.model.kernels.norm import add_norm
 from mainstem.model.mlp import MLP
-from mainstem.model.norms import LayerNorm
 from mainstem.training.compiled import compile_blocks
 from mainstem.training.device import Device
 from mainstem.training.evaluate import loss_sum
@@ -38,8 +34,7 @@ PEAKS = {
 """Dense bfloat16 products with float32 sums, FLOP/s, by part of the device's name; NVIDIA's data sheets."""
 CLIP = 1.0
 OURS = (
-    "plain", "compiled as the loop does", "compiled", "compiled, our gelu", "compiled, our gelu and norm",
-    "compiled, padded vocabulary",
+    "plain", "compiled as the loop does", "compiled", "compiled, our gelu", "compiled, padded vocabulary",
 )  # fmt: skip
 PEERS = ("nanoGPT-style", "nanoGPT-style, compiled", "transformers")
 Report = dict[str, Any]
@@ -92,22 +87,6 @@ class OurGelu(nn.Module):
         return self.c_proj(gelu_bias(F.linear(x, self.c_fc.weight), self.c_fc.bias))
 
 
-class OurNorm(nn.Module):
-    """A pre-norm block whose middle, the addition and the norm after it, is our kernel; it shares the weights."""
-
-    def __init__(self, block: Block, mlp: nn.Module, dtype: torch.dtype):
-        super().__init__()
-        self.attn, self.mlp, self.dtype = block.attn, mlp, dtype
-        self.ln_1, self.ln_2 = block.res_1.ln_in, block.res_2.ln_in
-
-    def forward(self, x: Tensor, view: View, slot: None = None, tap: None = None) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
-        write, norm = self.attn(self.ln_1(x), view), self.ln_2
-        assert isinstance(norm, LayerNorm)
-        stream, read = add_norm(x, write, norm.weight, norm.bias, norm.eps, "layernorm", self.dtype)
-        return stream + self.mlp(read)
-
-
 def ours(bench: Bench, how: str) -> tuple[Callable[[], Tensor], Callable[[], Any], nn.Module, str]:
     """Our loss, our optimizer's step, the model, and what was said; `how` is one of the rows of `training`."""
     padded = -(-bench.config.vocab_size // 64) * 64
@@ -115,12 +94,10 @@ def ours(bench: Bench, how: str) -> tuple[Callable[[], Tensor], Callable[[], Any
     ids, said = bench.ids(bench.batch, bench.config.n_ctx + 1), ""
     x, y = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     optimizer = Optimizer(model, TrainConfig(), fused=bench.device.fused)
-    for at, block in enumerate(model.blocks):
+    for block in model.blocks:
         assert isinstance(block, Block)
         assert block.mlp is not None
-        if "norm" in how:
-            model.blocks[at] = OurNorm(block, OurGelu(block.mlp), bench.dtype)
-        elif "gelu" in how:
+        if "gelu" in how:
             block.mlp = OurGelu(block.mlp)  # type: ignore[assignment]
     if how == "compiled as the loop does":
         said = compile_blocks(model, x, y, bench.device)
@@ -217,6 +194,19 @@ def steps(bench: Bench, loss: Callable[[], Tensor], move: Callable[[], Any], mod
         step()
         found["step_peak_MB"] = (torch.cuda.max_memory_allocated(bench.where) - before) / 1e6
     return found
+
+
+def seconds(work: Callable[[], object], device: torch.device, rounds: int = 20) -> float:
+    """The mean time of a call in seconds, after three that are not timed; the device is synchronized."""
+    synchronize = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    for _ in range(3):
+        work()
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(rounds):
+        work()
+    synchronize()
+    return (time.perf_counter() - start) / rounds
 
 
 def first_line(error: Exception) -> str:

@@ -33,9 +33,9 @@ def test_a_dry_run_takes_every_part_and_every_check_holds():
     assert found["about"]["note"].startswith("this device's peak is not in the table")
     assert found["resume"]["same_twice"]
     assert found["resume"]["resumed_is_whole"]
-    assert {row["kernel"] for row in found["kernels"]["rows"]} == {"gelu_bias", "add_norm"}
+    assert all(row["ok"] for row in found["kernels"]["rows"])
     loops = {row["loop"]: row for row in found["training"]["rows"]}
-    assert {"mainstem, plain", "mainstem, compiled, our gelu and norm", "nanoGPT-style, compiled"} <= loops.keys()
+    assert {"mainstem, plain", "mainstem, compiled, our gelu", "nanoGPT-style, compiled"} <= loops.keys()
     assert all(row["tokens_per_s"] > 0 and row["mfu"] is None for row in loops.values())
     assert ("transformers" in loops) == (importlib.util.find_spec("transformers") is not None)
 

@@ -1,4 +1,4 @@
-"""Our kernels in Triton's interpreter, and on a CUDA device where there is one; and how it is chosen between two.
+"""The Triton kernel of tanh-GELU in the interpreter and on a CUDA device if any; and when a model takes it.
 
 Triton decides when it is imported whether it interprets, so `kernel_laws` runs in a process of its own.
 """
@@ -7,7 +7,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,13 @@ import torch
 
 import mainstem
 from mainstem.errors import ConfigError
-from mainstem.model.kernels import launch
-from mainstem.model.kernels.choice import Choice, cases, choose, faster, seconds
-from models import ROWS, small
+from mainstem.model.kernels import gelu, gelu_backend, launch
+from mainstem.model.kernels.gelu_backend import triton_is_as_fast
+from models import build, small
 
 HERE = Path(__file__).parent
 TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which runs on Linux")
+CPU = torch.device("cpu")
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -57,7 +57,7 @@ def test_without_triton_the_error_says_what_is_missing(monkeypatch):
 
 
 def test_the_package_is_imported_without_triton():
-    modules = ("gelu", "norm", "launch", "choice")
+    modules = ("gelu", "gelu_backend", "launch")
     names = ", ".join(f"mainstem.model.kernels.{name}" for name in modules)
     program = f"import sys, {names}; sys.exit('triton' in sys.modules)"
     environment = os.environ | {"PYTHONPATH": str(Path(mainstem.__file__).parents[1])}
@@ -65,88 +65,70 @@ def test_the_package_is_imported_without_triton():
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 128, 130, 768, 1024, 1025, 50_000])
-def test_a_tile_covers_a_row(width):
+def test_a_tile_covers_a_row_or_is_as_wide_as_it_may_be(width):
     rows, block, warps = launch.tile(width)
-    assert block >= width > block // 2
+    assert block == launch.WIDEST or block >= width > block // 2
+    assert block <= launch.WIDEST
     assert rows * block >= 1024
     assert rows * block & (rows * block - 1) == 0
     assert warps in (4, 8, 16)
-    assert launch.tile(width, 1024).block == min(block, 1024)
 
 
-ONE, OTHER = (lambda: [torch.ones(3), torch.tensor([2.0])]), (lambda: [torch.ones(3), torch.tensor([2.001])])
+def scaled_by(value):
+    """A function in place of GELU whose results differ from it."""
+    return lambda product, bias: product * value + bias
 
 
-def clock(**times):
-    """A timer that knows each way by its function, with a figure a turn."""
-    turns = {ONE: iter(times["ours"]), OTHER: iter(times["theirs"])}
-    return lambda work: next(turns[work])
+def failing(*tensors):
+    raise RuntimeError("no such instruction")
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "taken", "said"),
-    [
-        ((1e-6, 9e-6, 2e-6), (3e-6,) * 3, True, "k: ours (2.0 us ours, 3.0 us compiled)"),
-        ((3e-6,) * 3, (3e-6,) * 3, True, "k: ours (3.0 us ours, 3.0 us compiled)"),
-        ((3e-6,) * 3, (1e-6, 9e-6, 2e-6), False, "k: the compiler's (3.0 us ours, 2.0 us compiled)"),
-    ],
-)
-def test_the_median_of_turns_decides(ours, theirs, taken, said):
-    choice = faster("k", ONE, OTHER, ONE, clock(ours=ours, theirs=theirs))
-    assert choice.takes_ours == taken
-    assert str(choice) == said
-
-
-def raising(message):
-    def work():
-        raise RuntimeError(message)
-
-    return work
-
-
-def test_ours_is_left_where_it_fails_or_differs_however_fast_it_is():
-    choice = faster("k", raising("\nno such instruction\nat line 3"), OTHER, OTHER, lambda work: 1.0)
-    assert str(choice) == "k: the compiler's (ours failed: no such instruction)"
-    for wrong in (3.0, float("nan")):
-        ours = partial(lambda value: [torch.ones(3), torch.tensor([value])], wrong)
-        for compiled, form in ((OTHER, "compiled"), (raising("no compiler"), "plain")):
-            choice = faster("k", ours, compiled, OTHER, lambda work: 1.0)
-            assert not choice.takes_ours
-            assert "ours differs by" in str(choice)
-            assert f"from the {form} form" in str(choice)
+@pytest.fixture
+def times(monkeypatch):
+    """Triton's kernel replaced by the plain form, no compiler, and a clock that reads from two lists by turns."""
+    triton, plain = [1.0] * gelu_backend.ROUNDS, [2.0] * gelu_backend.ROUNDS
+    turns = iter(range(2 * gelu_backend.ROUNDS))
+    monkeypatch.setattr(gelu_backend, "seconds", lambda work: (triton, plain)[(turn := next(turns)) % 2][turn // 2])
+    monkeypatch.setattr(gelu, "gelu_bias", lambda product, bias: gelu.plain_gelu_bias(product, bias))
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    return triton, plain
 
 
 @pytest.mark.parametrize(
-    ("plain", "said"),
-    [(2e-6, "k: ours (1.0 us ours, 2.0 us plain)"), (5e-7, "k: PyTorch's (1.0 us ours, 0.5 us plain)")],
+    ("triton", "plain", "taken"),
+    [((1, 9, 2), (3, 3, 3), True), ((3, 3, 3), (3, 3, 3), True), ((3, 3, 3), (1, 9, 2), False)],
 )
-def test_without_a_compiler_the_plain_form_is_the_other_side(plain, said):
-    choice = faster("k", ONE, raising("no compiler"), OTHER, clock(ours=(1e-6,) * 3, theirs=(plain,) * 3))
-    assert str(choice) == said
-    assert choice.takes_ours == (plain > 1e-6)
+def test_the_median_of_turns_decides(times, triton, plain, taken):
+    times[0][:], times[1][:] = triton, plain
+    assert triton_is_as_fast(4, 8, CPU) == taken
 
 
-def test_off_cuda_nothing_is_timed_and_nothing_taken():
-    found = choose(small(), 8, "cpu")
-    assert {str(choice) for choice in found.values()} == {
-        "gelu_bias: the compiler's (no CUDA device: cpu)",
-        "add_norm: the compiler's (no CUDA device: cpu)",
-    }
-    assert set(choose(small(), 8, "cpu", names=("gelu_bias",))) == {"gelu_bias"}
-    assert not Choice("k").takes_ours
+@pytest.mark.parametrize("wrong", [failing, scaled_by(1.0), scaled_by(float("nan"))])
+def test_triton_is_not_taken_where_it_fails_or_differs_however_fast_it_is(monkeypatch, times, wrong):
+    monkeypatch.setattr(gelu, "gelu_bias", wrong)
+    assert not triton_is_as_fast(4, 8, CPU)
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_a_kernel_is_a_case_where_the_model_has_a_place_for_it(row):
-    """add_norm where the next norm reads the sum of a join; gelu_bias where tanh-GELU follows a product with a bias."""
-    added = row in ("pre", "sandwich", "layerscale", "lns", "mix")
-    assert set(cases(small(row), 2, "cpu")) == {"gelu_bias"} | ({"add_norm"} if added else set())
-    assert "gelu_bias" not in cases(small(row, activation="gelu"), 2, "cpu")
-    assert "gelu_bias" not in cases(small(row, bias=False), 2, "cpu")
-    assert "gelu_bias" not in cases(small(row, d_mlp=0), 2, "cpu")
+def test_where_the_compiler_fails_the_plain_form_is_compared(monkeypatch, times):
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: failing)
+    assert triton_is_as_fast(4, 8, CPU)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_model_on_cuda_takes_triton_where_it_is_as_fast(monkeypatch, taken):
+    shapes, model = [], build(small(activation="gelu_tanh"), torch.float32)
+    monkeypatch.setattr(gelu_backend, "triton_is_as_fast", lambda *shape: shapes.append(shape) or taken)
+    cuda = torch.device("cuda")
+    assert gelu_backend.choose_gelu(model, cuda, 6) == ("triton" if taken else "torch")
+    assert shapes == [(6, model.config.d_mlp, cuda)]
+    assert {block.mlp.gelu_bias for block in model.blocks} == {gelu.gelu_bias if taken else None}
+    for changes in ({"activation": "gelu"}, {"bias": False}, {"d_mlp": 0}):
+        other = build(small(**{"activation": "gelu_tanh", **changes}), torch.float32)
+        assert gelu_backend.choose_gelu(other, cuda, 6) == "torch"
+    assert len(shapes) == 1
 
 
 def test_the_clock_counts_calls():
     calls = []
-    assert seconds(lambda: calls.append(1) or [], "cpu", rounds=4) > 0
-    assert len(calls) == 7
+    assert gelu_backend.seconds(lambda: calls.append(1)) > 0
+    assert len(calls) > gelu_backend.CALLS  # some calls before are not timed

@@ -1,1 +1,1 @@
-"""Kernels of our own beside the plain PyTorch forms that they must equal; chosen only where they are as fast."""
+"""Faster implementations of parts of the model: each equals a plain PyTorch form, and is used where it is no slower."""

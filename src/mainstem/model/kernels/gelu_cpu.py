@@ -1,10 +1,10 @@
 """tanh-GELU of a product and its bias on the CPU, by Numba (extra `fast`): one pass forward, one backward.
 
-PyTorch's own spends most of its time in tanh, and has a pass more for the bias in each direction. The bias's gradient
-is summed by chunks of rows, in order, so that any number of threads gives the same bits.
+PyTorch's own spends most of its time in tanh, and has one more pass for the bias in each direction. The bias's gradient
+is summed by chunks of rows, in order, so that results are bit-identical with any number of threads.
 
-Each process compiles the loops anew, which is soon done: what Numba keeps on a disk does not notice a change in another
-file than the loop's own.
+Every process compiles the loops anew, which takes about a second: Numba's disk cache notices changes in a loop's own
+file alone, and these loops call functions of other files.
 """
 
 from typing import Any
@@ -18,13 +18,13 @@ from torch import Tensor
 from mainstem.model.kernels import openmp
 from mainstem.model.kernels.address import floats, words
 from mainstem.model.kernels.arithmetic import CUBE, ONE, SLOPE, gelu_tanh, logistic
-from mainstem.model.kernels.openmp import FIRST, PIECES, claim
+from mainstem.model.kernels.openmp import ARGUMENTS, PIECES, claim
 
 _loop = njit(fastmath={"contract"}, error_model="numpy")
 _body = cfunc(types.void(types.int64), error_model="numpy")
 
 CHUNKS = 16
-"""Of rows; the pieces that threads share, and the partial sums of a bias's gradient."""
+"""Chunks of rows: each is one piece of the loop, and has its own partial sum of the bias's gradient."""
 THREE = np.float32(3)
 
 
@@ -47,32 +47,32 @@ def _gelu_row_backward(product, bias, dy, dx, dbias):
 
 @_body
 def _forward(work):
-    facts = words(work, FIRST + 5)
-    pieces, rows, width = facts[PIECES], facts[FIRST], facts[FIRST + 1]
-    product, bias, y = facts[FIRST + 2], floats(facts[FIRST + 3], width), facts[FIRST + 4]
+    values = words(work, ARGUMENTS + 5)
+    pieces, rows, width = values[PIECES], values[ARGUMENTS], values[ARGUMENTS + 1]
+    product, bias, y = values[ARGUMENTS + 2], floats(values[ARGUMENTS + 3], width), values[ARGUMENTS + 4]
     piece = claim(work)
     while piece < pieces:
         for i in range(rows * piece // pieces, rows * (piece + 1) // pieces):
-            at = 4 * width * i
-            _gelu_row(floats(product + at, width), bias, floats(y + at, width))
+            offset = 4 * width * i
+            _gelu_row(floats(product + offset, width), bias, floats(y + offset, width))
         piece = claim(work)
 
 
 @_body
 def _backward(work):
-    facts = words(work, FIRST + 7)
-    pieces, rows, width = facts[PIECES], facts[FIRST], facts[FIRST + 1]
-    product, bias = facts[FIRST + 2], floats(facts[FIRST + 3], width)
-    dy, dx, partial = facts[FIRST + 4], facts[FIRST + 5], facts[FIRST + 6]
+    values = words(work, ARGUMENTS + 7)
+    pieces, rows, width = values[PIECES], values[ARGUMENTS], values[ARGUMENTS + 1]
+    product, bias = values[ARGUMENTS + 2], floats(values[ARGUMENTS + 3], width)
+    dy, dx, partial = values[ARGUMENTS + 4], values[ARGUMENTS + 5], values[ARGUMENTS + 6]
     piece = claim(work)
     while piece < pieces:
         dbias = floats(partial + 4 * width * piece, width)
         dbias[:] = 0
         for i in range(rows * piece // pieces, rows * (piece + 1) // pieces):
-            at = 4 * width * i
+            offset = 4 * width * i
             _gelu_row_backward(
-                floats(product + at, width), bias, floats(dy + at, width),
-                floats(dx + at, width), dbias,
+                floats(product + offset, width), bias, floats(dy + offset, width),
+                floats(dx + offset, width), dbias,
             )  # fmt: skip
         piece = claim(work)
 
@@ -98,9 +98,9 @@ class _GeluBias(torch.autograd.Function):
 
 
 def gelu_bias(product: Tensor, bias: Tensor) -> Tensor:
-    """gelu_tanh(product + bias), (..., M). Differentiable once, with respect to both.
+    """gelu_tanh(product + bias), (..., M), of a product (..., M) and a bias (M,). Differentiable once, for both.
 
-    What is not float32 on the CPU, as under an autocast, PyTorch computes.
+    Tensors that are not float32 on the CPU, as under autocast, are computed by PyTorch.
     """
     if any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in (product, bias)):
         return F.gelu(product + bias, approximate="tanh")

@@ -1,4 +1,4 @@
-"""How a program is laid over a tensor, and what it can be given."""
+"""How Triton programs are launched: the module that holds them, their tiles, and how many run at once."""
 
 import importlib
 from types import ModuleType
@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mainstem.errors import ConfigError
 
-DTYPES = (torch.float32, torch.bfloat16)
 PER_WARP = 256
-"""Numbers of a tile to a warp: eight a thread, which are one or two loads of 16 bytes."""
+"""Elements of a tile per warp: eight per thread, which are one or two loads of 16 bytes."""
+WIDEST = 1024
+"""Most columns of a tile."""
 
 
 def programs() -> ModuleType:
@@ -23,7 +24,7 @@ def programs() -> ModuleType:
 
 
 class Tile(NamedTuple):
-    """Rows and columns of a program's tile, and the warps that share it."""
+    """Rows and columns of a program's tile, and the warps that compute it."""
 
     rows: int
     block: int
@@ -31,32 +32,17 @@ class Tile(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords of a launch; products and sums are fused whatever Triton's default is."""
+        """Keyword arguments of a launch; multiply-adds are fused whatever Triton's default is."""
         return {"ROWS": self.rows, "BLOCK": self.block, "num_warps": self.warps, "enable_fp_fusion": True}
 
 
-def tile(width: int, widest: int | None = None) -> Tile:
-    """A tile for rows of `width` numbers: a whole row wide, or at most `widest`; several rows if they are short."""
-    block = 1 << (width - 1).bit_length()
-    block = block if widest is None else min(block, widest)
+def tile(width: int) -> Tile:
+    """The tile for rows of `width` elements: at most WIDEST columns, and several rows if these are short."""
+    block = min(1 << (width - 1).bit_length(), WIDEST)
     rows = max(1, 4 * PER_WARP // block)
     return Tile(rows, block, min(16, max(4, rows * block // PER_WARP)))
 
 
-def programs_at_once(x: Tensor) -> int:
-    """Programs among which the rows are shared out where sums over rows are taken: a device's fill, no more."""
+def max_programs(x: Tensor) -> int:
+    """The most programs among which rows are divided where sums over rows are taken: as many as fill x's device."""
     return 8 * torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 3
-
-
-def check(name: str, **tensors: Tensor | None) -> None:
-    """Raise ConfigError for a type that the programs do not hold, naming the tensor."""
-    for what, tensor in tensors.items():
-        if tensor is not None and tensor.dtype not in DTYPES:
-            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-            raise ConfigError(f"{name}: {what} is {tensor.dtype}; give {known}, or take plain_{name}")
-
-
-def check_shape(name: str, what: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Raise ConfigError for a shape other than the one that is needed."""
-    if tensor is not None and tuple(tensor.shape) != shape:
-        raise ConfigError(f"{name}: {what} has shape {tuple(tensor.shape)}; it must be {shape}")
