@@ -1,6 +1,9 @@
 """Errors: their kinds, exit codes, and the nearest valid name."""
 
+import ast
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +75,21 @@ def test_a_config_names_the_field_that_is_wrong():
 )
 def test_the_nearest_name_or_all_of_them(name, end):
     assert nearest(name, {"mini", "gpt2", "tiny"}) == end
+
+
+def raised_text(node):
+    """What a raise statement spells out: its string constants, with a hole for each value."""
+    strings = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    return " ".join(part.value for part in sorted(strings, key=lambda part: (part.lineno, part.col_offset)))
+
+
+ROOT = Path(errors.__file__).parent
+LIBRARY = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] not in ("cli", "bench")]
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_librarys_messages_name_fields_and_no_flags(path):
+    """The command line spells fields as flags; a flag may stand in a whole command, `mainstem train RUN --preset P`."""
+    raises = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Raise)]
+    texts = [text for text in map(raised_text, raises) if "mainstem " not in text]
+    assert [text for text in texts if re.search(r"(?<!\w)--[a-z]", text)] == []

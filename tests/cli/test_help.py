@@ -32,6 +32,10 @@ def test_help_is_for_users(mainstem, monkeypatch, words):
     assert "one object on stdout" in " ".join(shown.out.replace("│", " ").split()).lower()
 
 
+def test_the_table_of_verbs_fits_80_columns(mainstem):
+    assert max(map(len, mainstem("--help").out.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("words", "usage"),
     [

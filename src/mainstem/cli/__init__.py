@@ -15,19 +15,19 @@ from mainstem import __version__
 from mainstem.errors import UserError, nearest
 
 VERBS = {  # verb: what it does; each lives in the module of its name
-    "demo": "train and sample a small GPT on the bundled Shakespeare, in minutes, on a CPU",
-    "info": "count parameters, norms, FLOPs per token and memory of a preset or a run",
+    "demo": "train and sample a small GPT on Shakespeare, in minutes on a CPU",
+    "info": "count parameters, FLOPs and memory of a preset or a run",
     "tokenizer": "train a tokenizer; encode and decode with one",
-    "data": "prepare text: tokenizer, token files, a manifest of what they were made from",
+    "data": "prepare text: tokenizer, token files, manifest",
     "train": "train a GPT; the same line typed again resumes where it stopped",
     "generate": "generate text with a trained model",
-    "inspect": "open the residual stream of one forward pass: attribution, lens, ablation, patching",
-    "circuits": "read circuits from the weights: composition, overlap, virtual weights, heads",
-    "compile": "the faster decoder for this machine: compile it now, show it, remove it",
-    "export": "write a model for other programs: Hugging Face, GGUF, safetensors",
-    "import": "read a model of another program: Hugging Face, nanoGPT, minGPT",
-    "doctor": "check memory, disk, epochs and rates before a run; say what went wrong after one",
-    "verify-resume": "prove that a killed and resumed run is bit-identical to an uninterrupted one",
+    "inspect": "open one forward pass: attribution, lenses, ablation, patching",
+    "circuits": "read circuits from the weights: composition, virtual weights",
+    "compile": "compile the faster decoder for this machine; show it; remove it",
+    "export": "write a model for others: Hugging Face, GGUF, safetensors",
+    "import": "read a model of others: Hugging Face, nanoGPT, minGPT",
+    "doctor": "check memory, disk and rates before a run; explain a failed one",
+    "verify-resume": "prove that killed and resumed runs are bit-identical",
 }
 
 _OUT_OF_MEMORY = re.compile("can't allocate memory|out of memory|not enough memory", re.IGNORECASE)
