@@ -15,7 +15,7 @@ from mainstem import __version__
 from mainstem.errors import UserError, nearest
 
 VERBS = {  # verb: what it does; each lives in the module of its name
-    "demo": "train and sample a small GPT on Shakespeare, in minutes on a CPU",
+    "demo": "train a small GPT on Shakespeare in minutes, and sample it",
     "info": "count parameters, FLOPs and memory of a preset or a run",
     "tokenizer": "train a tokenizer; encode and decode with one",
     "data": "prepare text: tokenizer, token files, manifest",
