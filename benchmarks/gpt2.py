@@ -32,5 +32,5 @@ def gpt2(model: GPT, attention: str = "sdpa", use_cache: bool = False) -> Any:
     slots = dict(theirs.named_parameters())
     with torch.no_grad():
         for name, weight in weights(model).items():
-            slots[KEYS.theirs(name)].copy_(KEYS.oriented(name, weight))
+            slots[KEYS.external(name)].copy_(KEYS.oriented(name, weight))
     return theirs

@@ -15,7 +15,7 @@ from mainstem.errors import ConfigError, nearest
 
 AUTO = -1
 MAX_NEW_TOKENS = 200
-"""Tokens that are generated for a prompt, at most, unless it is said otherwise."""
+"""The default number of new tokens for a prompt, at most."""
 GREEDY_BELOW = 1e-5
 """A temperature below this is 0: dividing by it would only lose digits."""
 
@@ -29,11 +29,11 @@ SCHEDULES = ("cosine", "linear", "trapezoid", "constant")
 
 
 class Config:
-    """What both configs share: fields by name, with errors that name the nearest valid one."""
+    """Base class of the configs: fields by name, with errors that name the nearest valid field."""
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
-        """The fields, in order."""
+        """The names of the fields, in order."""
         return tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
 
     @classmethod
@@ -45,7 +45,7 @@ class Config:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """The fields as a dict of plain values, ready for JSON."""
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     def replace(self, **changes: Any) -> Self:
@@ -67,24 +67,28 @@ class Config:
             if field.type is float and type(value) is int:
                 object.__setattr__(self, field.name, float(value))
             elif type(value) is not field.type:
-                wanted = getattr(field.type, "__name__", field.type)
-                raise ConfigError(f"{field.name}: {value!r} should be {wanted}")
+                expected = getattr(field.type, "__name__", field.type)
+                raise ConfigError(f"{field.name}: {value!r} should be {expected}")
             elif field.type is float and not math.isfinite(value):
                 raise ConfigError(f"{field.name}: {value!r} is not a finite number")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config):
-    """A GPT, whole: its shape, how branches join the stream, and what its parts are made of."""
+    """The architecture of a GPT: its shape, its residual connections, and its layers.
+
+    >>> ModelConfig(n_layer=2, residual="sandwich").resolved().d_mlp
+    512
+    """
 
     vocab_size: int = 512
-    """Tokens; a tokenizer that is given replaces it by its own size."""
+    """Vocabulary size; replaced by the tokenizer's size where there is a tokenizer."""
     n_ctx: int = 128
-    """Positions that attention can see, and the length of a training window."""
+    """Context length, and the length of a training window."""
     n_layer: int = 4
-    """Blocks; 0 leaves embedding and unembedding, a bigram model."""
+    """Number of blocks; 0: embedding and unembedding only, a bigram model."""
     n_head: int = 4
-    """Attention heads a block."""
+    """Attention heads per block."""
     d_model: int = 128
     """Width of the residual stream."""
     d_head: int = AUTO
@@ -112,19 +116,19 @@ class ModelConfig(Config):
     dropout: float = 0.0
     """Common default of the five dropouts below."""
     embd_dropout: float = AUTO
-    """On the embeddings; -1: as dropout."""
+    """Dropout of the embeddings; -1: as dropout."""
     attn_dropout: float = AUTO
-    """On the attention weights; -1: as dropout."""
+    """Dropout of the attention weights; -1: as dropout."""
     attn_out_dropout: float = AUTO
-    """On what attention writes to the stream; -1: as dropout."""
+    """Dropout of the attention output; -1: as dropout."""
     mlp_dropout: float = AUTO
-    """Inside the MLP, after the activation; -1: as dropout."""
+    """Dropout inside the MLP, after the activation; -1: as dropout."""
     mlp_out_dropout: float = AUTO
-    """On what the MLP writes to the stream; -1: as dropout."""
+    """Dropout of the MLP output; -1: as dropout."""
     bias: bool = True
     """Biases in the linear layers of the blocks and in layernorm."""
     tie_embeddings: bool = True
-    """Whether the unembedding is the embedding's own matrix."""
+    """Share one matrix between embedding and unembedding."""
     lm_head_bias: bool = False
     """A bias on the logits."""
     qk_norm: bool = False
@@ -162,7 +166,7 @@ class ModelConfig(Config):
             raise ConfigError(f"position: rotary turns pairs, so d_head must be even; it is {d_head}")
 
     def resolved(self) -> "ModelConfig":
-        """The same config with every derived field filled in."""
+        """A copy of the config with every derived field filled in."""
         changes: dict[str, Any] = {name: self.dropout for name in DROPOUTS if getattr(self, name) == AUTO}
         d_head = self.d_model // self.n_head if self.d_head == AUTO else self.d_head
         if self.d_mlp == AUTO:
@@ -180,20 +184,23 @@ DROPOUTS = ("embd_dropout", "attn_dropout", "attn_out_dropout", "mlp_dropout", "
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Config):
-    """How a model is trained: how long, on how much at once, at which rate, and what is kept."""
+    """Training settings: steps, batches, learning rates, schedule, evaluation and checkpoints.
+
+    >>> TrainConfig(steps=200, batch_size=8, lr=3e-3)
+    """
 
     steps: int = 1000
     """Optimizer steps."""
     batch_size: int = 16
-    """Windows of n_ctx tokens a step."""
+    """Windows of n_ctx tokens per step."""
     micro_batch: int = AUTO
-    """Windows at once in memory; -1: the whole batch."""
+    """Windows per forward pass (gradient accumulation); -1: the whole batch."""
     lr: float = 1e-3
     """Peak learning rate (AdamW)."""
     optimizer: str = "adamw"
     """adamw, or muon for the blocks' matrices with adamw for the rest."""
     muon_lr: float = 0.02
-    """Peak rate of muon's matrices."""
+    """Peak learning rate of Muon's matrices."""
     momentum: float = 0.95
     """Muon's momentum (Nesterov)."""
     beta1: float = 0.9
@@ -201,17 +208,17 @@ class TrainConfig(Config):
     beta2: float = 0.95
     """AdamW's decay of the mean squared gradient."""
     weight_decay: float = 0.1
-    """Decoupled decay of matrices and embeddings; norms, biases and gains have none."""
+    """Decoupled weight decay of matrices and embeddings; none for norms, biases and gains."""
     schedule: str = "cosine"
     """cosine, linear, trapezoid (constant, then linear), constant; all after the warm-up."""
     warmup: int = 50
-    """Steps over which the rate rises."""
+    """Steps of linear warm-up."""
     min_lr: float = 0.1
-    """Where the schedule ends, as a share of the peak."""
+    """Final learning rate, as a share of the peak."""
     decay_share: float = 0.3
-    """Share of the steps after the warm-up over which trapezoid falls."""
+    """Share of the steps after the warm-up over which trapezoid decays."""
     clip: float = 1.0
-    """Largest norm of the gradient; 0: no clipping."""
+    """Gradient clipping: largest norm of the gradient; 0: off."""
     seed: int = 1
     """Random seed of weights, data order and dropout."""
     eval_every: int = 500
@@ -253,7 +260,7 @@ class TrainConfig(Config):
 
     @property
     def windows_at_once(self) -> int:
-        """Windows in memory during a step."""
+        """Windows per forward pass: `micro_batch`, or the whole batch."""
         return self.batch_size if self.micro_batch == AUTO else min(self.micro_batch, self.batch_size)
 
 
@@ -264,9 +271,9 @@ class Sampling(Config):
     temperature: float = 0.8
     """Divides the logits; 0: greedy, always the most probable token that breaks no character."""
     top_k: int = 0
-    """Choose among the k most probable tokens; 0: among all."""
+    """Sample from the k most probable tokens; 0: from all."""
     top_p: float = 1.0
-    """Choose among the fewest tokens whose probabilities reach p together; 1: among all."""
+    """Sample from the smallest set of tokens whose probabilities sum to p (nucleus sampling); 1: from all."""
     min_p: float = 0.0
     """Drop tokens less probable than this share of the most probable one's; 0: none."""
     repetition_penalty: float = 1.0
@@ -283,5 +290,5 @@ class Sampling(Config):
 
     @property
     def greedy(self) -> bool:
-        """Whether chance plays no part."""
+        """Whether decoding is greedy, without random draws."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1

@@ -1,6 +1,6 @@
 """Parameters, floating-point operations and memory of a model, as closed formulas of its config.
 
-Nothing is built and torch is not imported; the tests hold every number to the model that is built. Symbols: C d_model,
+No model is built and torch is not imported; tests compare every number with a real model. Symbols: C d_model,
 H heads, D d_head, M d_mlp, L blocks, V vocabulary, T n_ctx.
 """
 
@@ -14,14 +14,14 @@ FLOAT = 4  # bytes of a float32, in which weights, gradients and optimizer state
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters by part. A tied matrix counts once."""
+    """Parameter counts by part. A tied matrix counts once."""
 
     total: int
     wte: int
     wpe: int
     blocks: int
     per_block: int
-    """Of the last block; rows of the residual table may give blocks different norms."""
+    """Parameters of the last block; blocks may have different norms, as with `mix`."""
     attn_weights_per_block: int
     mlp_weights_per_block: int
     ln_f: int
@@ -45,7 +45,7 @@ def _norms_in_block(config: ModelConfig, index: int) -> int:
 
 
 def norms(config: ModelConfig) -> int:
-    """How many norms over d_model the model has, the final one included."""
+    """The number of norms over d_model, including the final one."""
     config = config.resolved()
     in_blocks = sum(_norms_in_block(config, index) for index in range(config.n_layer))
     return in_blocks + residuals.row(config.residual).ln_f
@@ -62,7 +62,10 @@ def _block(config: ModelConfig, index: int) -> int:
 
 
 def parameters(config: ModelConfig) -> Parameters:
-    """The closed formulas, by part."""
+    """Count the parameters of a model by part.
+
+    >>> parameters(ModelConfig(vocab_size=512, n_layer=2)).total
+    """
     config = config.resolved()
     C, V = config.d_model, config.vocab_size
     blocks = [_block(config, index) for index in range(config.n_layer)]
@@ -138,7 +141,7 @@ def _kept_in_block(config: ModelConfig, index: int) -> int:
 
 
 def summary(config: ModelConfig, micro_batch: int = 1, optimizer: str = "adamw", recompute: bool = False) -> dict:
-    """Everything above as one object, as `mainstem info --json` prints it."""
+    """Parameters, norms, operations and memory as one dict, as `mainstem info --json` prints it."""
     return {
         "parameters": asdict(parameters(config)),
         "norms": norms(config),

@@ -1,4 +1,4 @@
-"""The presets: named starting points, as rows."""
+"""The presets: named model and training configs, one row each."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from mainstem.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Preset:
-    """A named starting point: a model, its training, and the text that it is shown on."""
+    """A named starting point: a model config, a training config and a default text."""
 
     name: str
     about: str

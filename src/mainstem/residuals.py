@@ -1,4 +1,4 @@
-"""Every way that a branch joins the residual stream, as rows of one table.
+"""Every kind of residual connection, as rows of one table.
 
 One equation serves all of them. With x the stream and f the branch (attention or MLP):
 
@@ -17,18 +17,18 @@ from mainstem.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Slots:
-    """The equation's slots at one block: three norms that exist or not, and three constants."""
+    """The slots of the equation at one block: three optional norms, and three constants."""
 
     ln_in: bool = False
-    """A norm on what the branch reads."""
+    """Whether there is a norm on the branch's input."""
     ln_out: bool = False
-    """A norm on what the branch returns, before it is added."""
+    """Whether there is a norm on the branch's output, before the addition."""
     ln_add: bool = False
-    """A norm over the sum, in the stream itself."""
+    """Whether there is a norm over the sum, in the stream itself."""
     skip: float = 1.0
-    """What the stream is multiplied by before the addition."""
+    """Factor on the stream before the addition."""
     damp: float = 1.0
-    """What the branch's input is multiplied by."""
+    """Factor on the branch's input."""
     gain: str = "one"
     """`one`; `scalar`, learned and shared by a block's two joins; or `vector`, learned, (d_model,) for each join."""
     gain_init: float = 1.0
@@ -36,20 +36,20 @@ class Slots:
 
 @dataclass(frozen=True)
 class Residual:
-    """One row: the slots at every block, and what goes with them."""
+    """One row of the table: the slots of every block, the final norm, and the initialisation."""
 
     name: str
     source: str
     slots: Callable[[int, int], Slots]
-    """(index of the block from 0, depth of the stack) -> its slots."""
+    """(block index from 0, number of blocks) -> the slots of that block."""
     ln_f: bool = True
-    """Whether a norm follows the last block."""
+    """Whether there is a final norm after the last block."""
     init: str = "gpt2"
-    """The initialisation that the source uses, when the config says `auto`."""
+    """The initialisation of the source, used for `init="auto"`."""
     out_scale: Callable[[int], float] = lambda depth: 1 / math.sqrt(2 * depth)
-    """GPT-2's factor on the output projections' std, for a depth; used by `gpt2` initialisation alone."""
+    """Number of blocks -> GPT-2's factor on the std of the output projections; used by `gpt2` initialisation only."""
     branch_gain: Callable[[int], float] = lambda depth: 1.0
-    """Factor on the std of v, the output projections and both MLP matrices, for a depth (DeepNorm's beta)."""
+    """Number of blocks -> factor on the std of v, the output projections and both MLP matrices (DeepNorm's beta)."""
 
 
 def _layerscale_init(depth: int) -> float:
@@ -66,7 +66,7 @@ RESIDUALS: dict[str, Residual] = {
         Residual("post", "Vaswani et al. 2017, section 3.1", lambda i, L: _POST, ln_f=False, init="xavier"),
         Residual("sandwich", "CogView; Gemma 2; Peri-LN, 2502.02732", lambda i, L: Slots(ln_in=True, ln_out=True)),
         Residual("reordered", "OLMo 2, 2501.00656", lambda i, L: Slots(ln_out=True)),
-        Residual("none", "no norm at all", lambda i, L: Slots(), ln_f=False),
+        Residual("none", "control: no norms", lambda i, L: Slots(), ln_f=False),
         Residual(
             "deepnorm",
             "DeepNet, 2203.00555, decoder-only",
@@ -89,8 +89,8 @@ RESIDUALS: dict[str, Residual] = {
             out_scale=lambda L: 1.0,
         ),
         Residual("mix", "Mix-LN, 2412.13795", lambda i, L: _POST if i < math.ceil(L / 4) else _PRE),
-        Residual("no_skip", "the control: norms without skips", lambda i, L: Slots(ln_in=True, skip=0.0)),
-        Residual("no_skip_bare", "the control: neither norms nor skips", lambda i, L: Slots(skip=0.0), ln_f=False),
+        Residual("no_skip", "control: norms without skips", lambda i, L: Slots(ln_in=True, skip=0.0)),
+        Residual("no_skip_bare", "control: neither norms nor skips", lambda i, L: Slots(skip=0.0), ln_f=False),
     )
 }
 

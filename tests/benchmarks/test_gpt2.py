@@ -67,5 +67,5 @@ def test_it_has_no_dropout():
 
 
 def test_what_it_cannot_hold_is_an_error():
-    with pytest.raises(ConfigError, match="cannot hold position 'rotary'"):
+    with pytest.raises(ConfigError, match="does not support position 'rotary'"):
         gpt2(GPT(small(position="rotary")))

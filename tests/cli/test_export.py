@@ -113,7 +113,7 @@ def test_gguf_is_one_file(mainstem, run):
         assert "note" not in result.err
     assert sizes["f16"] < 0.8 * sizes["f32"]
     assert [path.name for path in Path().glob("*.gguf*")] == ["모델.gguf"]
-    assert "this tokenizer has a pattern of its own" in mainstem("export", "gguf", "bard", "--out", "bard.gguf").err
+    assert "this tokenizer has another pattern" in mainstem("export", "gguf", "bard", "--out", "bard.gguf").err
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_gguf_is_one_file(mainstem, run):
         (("hf", "RUN", "--out", "taken"), "taken: it is there already; choose another name, or remove it"),
         (("safetensors", "RUN", "--out", "taken"), "taken: it is there already"),
         (("gguf", "RUN", "--out", "taken"), "taken: it is there and is not a file"),
-        (("gguf", "RUN", "--out", "taken/mine.txt"), "taken/mine.txt: it is there and is no GGUF file"),
+        (("gguf", "RUN", "--out", "taken/mine.txt"), "taken/mine.txt: exists and is not a GGUF file"),
         (("gguf", "RUN", "--out", "gone/x.gguf"), "gone: no such folder; make it first"),
         (("hf", "nowhere", "--out", "x"), "nowhere: not found"),
         (("hf", "RUN"), "--out"),

@@ -115,7 +115,7 @@ def test_every_kind_of_tokenizer_is_found(mainstem, nano, small_run, tmp_path):
 
 def test_mingpt_needs_its_heads(mainstem, tmp_path):
     torch.save(karpathy.mingpt_of_2020().state_dict(), "model.pt")
-    refused(mainstem, "model.pt", "--out", "run", TRUST, said="model.pt: nothing in it says into how many heads")
+    refused(mainstem, "model.pt", "--out", "run", TRUST, said="model.pt: the number of heads is not recorded")
     refused(mainstem, "model.pt", "--out", "run", TRUST, "--n-head", "5", said="model.pt: n_head: 5 heads do not")
     assert mainstem("import", "nanogpt", "model.pt", "--out", "run", TRUST, "--n-head", H).code == 0
 
@@ -143,7 +143,7 @@ def test_an_empty_folder_is_filled(mainstem, nano, tmp_path):
 
 
 def test_without_trust_nothing_is_opened(mainstem, nano, tmp_path):
-    said = "a pickle, which can run any code when it is opened; if you trust who made it, add --trust-pickle"
+    said = "a pickle, which can run any code when it is loaded; if you trust its source, add --trust-pickle"
     refused(mainstem, "ckpt.pt", "--out", "run", said=f"ckpt.pt: {said}")
     refused(mainstem, "ckpt.pt", "--out", "run", "--tokenizer", "meta.pkl", said=f"meta.pkl: {said}")
 

@@ -19,7 +19,7 @@ from mainstem.text import tokenizer as tokenizers
 from mainstem.text.tokenizer import END_OF_TEXT, Bytes, Characters
 from models import build, error, small
 
-package = pytest.importorskip("gguf", reason="GGUF is written and read back by the package gguf: mainstem[gguf]")
+package = pytest.importorskip("gguf", reason="GGUF is written and read back needs the package gguf: mainstem[gguf]")
 
 BPE = tokenizers.train("bpe", ["the river runs to the sea, and the sea is deep. 강물이 흐른다.\n" * 9], 290)
 GROUPS = {"d_model": 32, "d_mlp": 64, "n_layer": 2}
@@ -53,11 +53,11 @@ def test_float32_tensors_are_the_models_own(tmp_path, tied, bias):
     model = made(tie_embeddings=tied, bias=bias, d_mlp=12, vocab_size=12, n_ctx=12)
     tensors, kinds, _ = written(tmp_path, model)
     ours = weights(model)
-    assert set(tensors) == set(map(gguf.KEYS.theirs, ours))
+    assert set(tensors) == set(map(gguf.KEYS.external, ours))
     assert ("output.weight" in tensors) == (not tied)
     assert set(kinds.values()) == {"F32"}
     for name, tensor in ours.items():
-        assert torch.equal(tensors[gguf.KEYS.theirs(name)], tensor)
+        assert torch.equal(tensors[gguf.KEYS.external(name)], tensor)
     assert {"blk.2.attn_qkv.bias", "blk.0.ffn_down.weight", "position_embd.weight"} <= set(tensors)
     assert bool(tensors["blk.1.ffn_up.bias"].any()) == bias
 
@@ -65,7 +65,7 @@ def test_float32_tensors_are_the_models_own(tmp_path, tied, bias):
 def test_names_are_those_that_the_package_gives_hugging_faces():
     given = package.get_tensor_name_map(package.MODEL_ARCH.GPT2, 2)
     for name in weights(made(n_layer=2, tie_embeddings=False)):
-        assert gguf.KEYS.theirs(name) == given.get_name(hf.KEYS.theirs(name), (".weight", ".bias"))
+        assert gguf.KEYS.external(name) == given.get_name(hf.KEYS.external(name), (".weight", ".bias"))
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("f16", "F16"), ("q8_0", "Q8_0")])
@@ -73,7 +73,7 @@ def test_matrices_are_rounded_as_asked_and_nothing_else_is(tmp_path, dtype, kind
     model = made(**GROUPS, tie_embeddings=False)
     tensors, kinds, said = written(tmp_path, model, dtype=dtype)
     for name, tensor in weights(model).items():
-        key = gguf.KEYS.theirs(name)
+        key = gguf.KEYS.external(name)
         narrowed = tensor.ndim == 2 and name != "wpe.weight"
         assert kinds[key] == (kind if narrowed else "F32")
         if not narrowed:
@@ -138,7 +138,7 @@ def test_added_tokens_keep_their_names_and_kinds(tmp_path):
 def test_a_tokenizer_without_an_end_of_text_is_refused(tmp_path):
     said = json.loads(BPE.file)
     said["added_tokens"] = []
-    with pytest.raises(DataError, match=r"llama\.cpp would take id 11"):
+    with pytest.raises(DataError, match=r"llama\.cpp would use id 11"):
         written(tmp_path, made(vocab_size=289), tokenizers.BPE(json.dumps(said)))
 
 
@@ -147,7 +147,7 @@ def test_a_weight_that_a_dtype_cannot_hold_is_refused(tmp_path, dtype, largest):
     model = made(**GROUPS)
     with torch.no_grad():
         model.blocks[1].mlp.c_fc.weight[3, 2] = largest
-    with pytest.raises(ConfigError, match=r"weights: blk\.1\.ffn_up\.weight has .* take f32"):
+    with pytest.raises(ConfigError, match=r"weights: blk\.1\.ffn_up\.weight has .* use f32"):
         gguf.write(tmp_path / "out.gguf", model, None, dtype)
     assert not list(tmp_path.iterdir())
 
@@ -175,24 +175,24 @@ def test_rows_that_no_id_reaches_are_left_out(tmp_path, tied):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"activation": "gelu"}, r"activation 'gelu' \(it has 'gelu_tanh'\)"),
+        ({"activation": "gelu"}, r"activation 'gelu' \(supported: 'gelu_tanh'\)"),
         ({"activation": "relu"}, "activation 'relu'"),
         ({"activation": "swiglu"}, "activation 'swiglu'"),
-        ({"attn_scale": 1.0}, r"attn_scale 1.0 \(it has 0.408248\)"),
-        ({"attn_scale_by_depth": True}, r"attn_scale_by_depth True \(it has False\)"),
-        ({"residual": "post"}, r"residual 'post' \(it has 'pre'\)"),
+        ({"attn_scale": 1.0}, r"attn_scale 1.0 \(supported: 0.408248\)"),
+        ({"attn_scale_by_depth": True}, r"attn_scale_by_depth True \(supported: False\)"),
+        ({"residual": "post"}, r"residual 'post' \(supported: 'pre'\)"),
         ({"norm": "rmsnorm"}, "norm 'rmsnorm'"),
         ({"position": "rotary"}, "position 'rotary'"),
         ({"qk_norm": True}, "qk_norm True"),
         ({"lm_head_bias": True}, "lm_head_bias True"),
         ({"d_head": 5}, "d_head 5"),
-        ({"d_mlp": 0}, r"d_mlp 0 \(it has an MLP in every block\)"),
-        ({"n_layer": 0}, r"n_layer 0 \(it has 1 or more\)"),
+        ({"d_mlp": 0}, r"d_mlp 0 \(supported: an MLP in every block\)"),
+        ({"n_layer": 0}, r"n_layer 0 \(supported: 1 or more\)"),
     ],
 )
 def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path, changes, said):
     with pytest.raises(
-        ConfigError, match=rf"GGUF's gpt2 cannot hold .*{said}.*mainstem export safetensors holds every"
+        ConfigError, match=rf"GGUF's gpt2 does not support .*{said}.*mainstem export safetensors supports every"
     ):
         gguf.write(tmp_path / "out.gguf", made(**changes), None)
     assert list(tmp_path.iterdir()) == []
@@ -208,7 +208,7 @@ def test_the_demos_form_is_held_and_two_presets_are_not():
 
 @pytest.mark.parametrize(("field", "width"), [("d_model", 48), ("d_mlp", 100)])
 def test_rows_that_are_no_whole_groups_are_refused(tmp_path, field, width):
-    with pytest.raises(ConfigError, match=rf"q8_0 stores blocks of 32 weights, and a row here has {width}; take f16"):
+    with pytest.raises(ConfigError, match=rf"q8_0 needs rows of a multiple of 32 weights, not {width}; use f16"):
         gguf.write(tmp_path / "out.gguf", made(**GROUPS | {field: width}), None, "q8_0")
     with pytest.raises(ConfigError, match=r"weights: unknown value 'q8'; did you mean 'q8_0'"):
         gguf.write(tmp_path / "out.gguf", made(), None, "q8")
@@ -216,7 +216,7 @@ def test_rows_that_are_no_whole_groups_are_refused(tmp_path, field, width):
 
 
 def test_characters_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"kind char .*mainstem export hf holds it"):
+    with pytest.raises(DataError, match=r"kind char.*use mainstem export hf"):
         gguf.write(tmp_path / "out.gguf", made(vocab_size=3), Characters("ab"))
     assert list(tmp_path.iterdir()) == []
 
@@ -251,18 +251,18 @@ def test_a_missing_package_is_said(tmp_path, monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(
-        UserError, match=r"by the package gguf \(No module named 'gguf'\): pip install 'mainstem\[gguf\]'"
+        UserError, match=r"needs the package gguf \(No module named 'gguf'\): pip install 'mainstem\[gguf\]'"
     ):
         gguf.write(tmp_path / "out.gguf", made(), None)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_file_does_not_say_is_told():
-    assert gguf.left_out(None) == ["no tokenizer: llama.cpp takes ids and gives ids"]
+    assert gguf.left_out(None) == ["no tokenizer: llama.cpp reads and returns token ids"]
     assert gguf.left_out(BPE) == gguf.left_out(Bytes()) == []
     file = json.loads(BPE.file)
     file["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": r" ?\p{L}+|\p{N}|\S|\s"}
-    assert "a pattern of its own" in gguf.left_out(tokenizers.BPE(json.dumps(file)))[0]
+    assert "another pattern" in gguf.left_out(tokenizers.BPE(json.dumps(file)))[0]
     file = json.loads(BPE.file) | {"normalizer": {"type": "NFC"}}
     assert "a normalizer (NFC)" in gguf.left_out(tokenizers.BPE(json.dumps(file)))[0]
 
@@ -304,7 +304,7 @@ def test_a_write_that_is_cut_short_is_a_full_disk(tmp_path, monkeypatch):
 
 def test_another_file_is_not_replaced(tmp_path):
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(RunError, match=r"run\.json: it is there and is no GGUF file"):
+    with pytest.raises(RunError, match=r"run\.json: exists and is not a GGUF file"):
         gguf.write(tmp_path / "run.json", made(), None)
     for _ in range(2):
         gguf.write(tmp_path / "out.gguf", made(), None)

@@ -157,13 +157,13 @@ def test_rows_beyond_the_ids_are_padding_or_another_tokenizers(tmp_path, rows, s
     model = float32(small(vocab_size=rows, n_layer=1))
     if sound:
         return hf.write(tmp_path / "out", model, LETTERS)
-    with pytest.raises(DataError, match=rf"out: the model has {rows} tokens and the tokenizer 76; give"):
+    with pytest.raises(DataError, match=rf"out: the model has {rows} tokens and the tokenizer 76; use"):
         hf.write(tmp_path / "out", model, LETTERS)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_cannot_be_held_leaves_nothing(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot hold residual 'post' .*; mainstem export safetensors holds"):
+    with pytest.raises(ConfigError, match=r"does not support residual 'post' .*; mainstem export safetensors"):
         hf.write(tmp_path / "out", float32(small("post")), None)
     assert list(tmp_path.iterdir()) == []
 

@@ -211,7 +211,7 @@ def test_the_end_of_a_text_is_the_folders(tmp_path):
     assert hf_tokenizer.read(tmp_path / "out").hash == found.hash
     assert theirs.transformers.AutoTokenizer.from_pretrained(tmp_path / "out").eos_token_id == 258
     theirs.put(tmp_path, {"eos_token": "</s>"}, "tokenizer_config.json")
-    with pytest.raises(DataError, match="eos_token '</s>' is no token"):
+    with pytest.raises(DataError, match="eos_token '</s>' is not in the vocabulary"):
         hf_tokenizer.read(tmp_path)
 
 
@@ -229,7 +229,7 @@ def test_settings_of_a_file_that_change_ids_do_not(tmp_path):
     single = [{"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     after = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
     for change, message in (
-        ({"post_processor": after}, "post_processor adds to every text"),
+        ({"post_processor": after}, "post_processor that adds"),
         ({"model": json.loads(BPE.file)["model"] | {"dropout": 0.1}}, "dropout 0.1"),
     ):
         theirs.put(tmp_path, json.loads(BPE.file) | change, "tokenizer.json")
@@ -275,19 +275,19 @@ def test_bytes_come_back_as_bytes(tmp_path):
         ("vocab.json", None, "not found beside merges.txt; both are needed"),
         ("merges.txt", None, "not found beside vocab.json; both are needed"),
         ("vocab.json", '{"a": 0', "not readable as JSON"),
-        ("vocab.json", "[]", "no tokens; it should be one JSON object"),
-        ("vocab.json", '{"a": 0, "b": 0}', "no tokens; .* an id of its own"),
-        ("vocab.json", '{"a": true}', "no tokens"),
-        ("vocab.json", '{"a": -1}', "no tokens"),
-        ("vocab.json", '{"a": 4000000000}', "no tokens"),
-        ("vocab.json", '{"a": 0}', r"not a tokenizer that can be opened \(the vocabulary lacks 255 of the 256 bytes"),
+        ("vocab.json", "[]", "not a vocabulary; it should be one JSON object"),
+        ("vocab.json", '{"a": 0, "b": 0}', "not a vocabulary; .* distinct ids"),
+        ("vocab.json", '{"a": true}', "not a vocabulary"),
+        ("vocab.json", '{"a": -1}', "not a vocabulary"),
+        ("vocab.json", '{"a": 4000000000}', "not a vocabulary"),
+        ("vocab.json", '{"a": 0}', r"not a supported tokenizer \(the vocabulary lacks 255 of the 256 bytes"),
         ("merges.txt", b"\xff\xfe", "not readable"),
-        ("merges.txt", "#version: 0.2\na b\na b c\n", "line 3: 'a b c' is no pair"),
-        ("merges.txt", "#version: 0.2\n\na c\n", "line 3: 'a c' is no pair of tokens of vocab.json"),
-        ("merges.txt", "a b \n", "line 1: 'a b ' is no pair"),
-        ("added_tokens.json", "[1]", "no tokens"),
-        ("tokenizer_config.json", '{"add_prefix_space": true}', "add_prefix_space adds to every text"),
-        ("tokenizer_config.json", "[]", "no settings"),
+        ("merges.txt", "#version: 0.2\na b\na b c\n", "line 3: 'a b c' is not a pair"),
+        ("merges.txt", "#version: 0.2\n\na c\n", "line 3: 'a c' is not a pair of tokens of vocab.json"),
+        ("merges.txt", "a b \n", "line 1: 'a b ' is not a pair"),
+        ("added_tokens.json", "[1]", "not a vocabulary"),
+        ("tokenizer_config.json", '{"add_prefix_space": true}', "add_prefix_space is not supported"),
+        ("tokenizer_config.json", "[]", "not valid settings"),
         ("tokenizer_config.json", "{", "not readable as JSON"),
         ("tokenizer.json", "{", "not readable as JSON"),
     ],
@@ -326,7 +326,7 @@ def test_characters_with_other_ids_are_refused(tmp_path, vocabulary):
     said = json.loads(hf_tokenizer.content(Characters("ab")))
     said["model"]["vocab"] = vocabulary
     theirs.put(tmp_path, said, "tokenizer.json")
-    with pytest.raises(DataError, match=r"tokenizer\.json: not one id a character, from 0 on"):
+    with pytest.raises(DataError, match=r"tokenizer\.json: not one id per character from 0 on"):
         hf_tokenizer.read(tmp_path)
 
 

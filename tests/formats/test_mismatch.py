@@ -46,8 +46,8 @@ def folders(tmp_path):
             lambda at: at.update({WTE: "model-9.safetensors"}),
             rf"model-9.safetensors: not found, .* that {WTE} is in it",
         ),
-        (lambda at: at.update({WTE: max(at.values())}), rf"it lacks {WTE}, and {INDEX} says otherwise; fetch both"),
-        (lambda at: at.update({"other": at[WTE]}), rf"model-00001.*: it lacks other, and {INDEX} says otherwise"),
+        (lambda at: at.update({WTE: max(at.values())}), rf"is missing{WTE}, and {INDEX} says otherwise; fetch both"),
+        (lambda at: at.update({"other": at[WTE]}), rf"model-00001.*: is missingother, and {INDEX} says otherwise"),
         (lambda at: at.pop(WTE), rf"model-00001.*: it has {WTE}, and {INDEX} says otherwise"),
         (lambda at: at.clear(), "no weight_map that names the file of each tensor"),
     ],
@@ -85,8 +85,8 @@ def test_an_index_beside_one_whole_file_is_not_asked(folders):
             r"it has transformer.score.weight, and the config has not",
         ),
         (lambda t: t.update({"transformer.h.3.ln_1.bias": torch.zeros(12)}), r"it has transformer.h.3.ln_1.bias"),
-        (lambda t: t.pop(BLOCK), rf"it lacks {BLOCK}, which the config has"),
-        (lambda t: t.pop(WTE), rf"it lacks {WTE}"),
+        (lambda t: t.pop(BLOCK), rf"is missing{BLOCK}, which the config has"),
+        (lambda t: t.pop(WTE), rf"is missing{WTE}"),
         (lambda t: t.update({"wte.weight": t[WTE] + 0}), r"wte.weight is there twice, with `transformer.` and without"),
         (lambda t: t.update({BLOCK: t[BLOCK].to(torch.float8_e4m3fn)}), rf"{BLOCK} is F8_E4M3; only F32"),
         (lambda t: t.update({BLOCK: t[BLOCK].int()}), rf"{BLOCK} is I32; only F32, BF16, F16, F64 can be opened"),
@@ -121,7 +121,7 @@ def test_a_tokenizer_of_another_size_is_refused(folders, ids):
     """So few ids that the other rows are no padding, or one more than rows."""
     path = folders["single"]
     (path / "tokenizer.json").write_text(content(letters(ids)), encoding="utf-8")
-    assert f"{path}: the model has 40 tokens and the tokenizer {ids}; give the tokenizer" in refusal(path)
+    assert f"{path}: the model has 40 tokens and the tokenizer {ids}; use the tokenizer" in refusal(path)
 
 
 def test_a_tokenizer_beside_padding_is_not(folders):

@@ -40,7 +40,7 @@ def gradients(model, ours, logits):
     for each in logits:
         F.cross_entropy(each[:, :-1].flatten(0, 1), IDS[:, 1:].flatten()).backward()
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    pairs = [(KEYS.oriented(name, p.grad), found.pop(KEYS.theirs(name))) for name, p in ours.named_parameters()]
+    pairs = [(KEYS.oriented(name, p.grad), found.pop(KEYS.external(name))) for name, p in ours.named_parameters()]
     assert not found
     return pairs
 

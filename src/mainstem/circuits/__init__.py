@@ -1,4 +1,4 @@
-"""Circuits: who can write to whom through the stream, how strongly, and what a head copies.
+"""Circuits: virtual weights, composition scores, OV and QK spectra, and attention patterns of heads.
 
-All of it by the weights alone, but for `heads` and `contexts`, which watch forward passes.
+All scores are of the weights alone, except `heads` and `contexts`, which run forward passes.
 """

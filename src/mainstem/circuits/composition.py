@@ -69,13 +69,13 @@ class Composition:
     ov: Tensor
     """(n, D, D), of norm 1, with the singular values of each head's OV, up to a factor."""
     qk: Tensor
-    """The same of QK."""
+    """(n, D, D), of norm 1, with the singular values of each head's QK, up to a factor."""
     width: int
     """The dimensions that are read: C, and C - 1 where all the readers centre that heads have a path to."""
     seed: int
-    """Of the random heads."""
+    """The seed of the random heads."""
     offset: int | None
-    """Of QK: how far before its query a key stands; None where positions are not rotary."""
+    """The distance from query to key in QK; None if positions are not rotary."""
     reasons: dict[tuple[int, int], str]
     """(earlier block, later block) -> what lies between them, where there is no path."""
     notes: tuple[str, ...]
@@ -98,7 +98,7 @@ class Composition:
 
     @property
     def std(self) -> float:
-        """Its standard deviation."""
+        """The standard deviation of the scores of random heads of the same shape."""
         return self._random[1]
 
     @cached_property

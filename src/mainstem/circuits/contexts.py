@@ -45,7 +45,7 @@ class Context:
     value: float
     """The neuron's activation, or the length of the head's write."""
     window: int
-    """Its number, from 0, through all batches."""
+    """The number of the row, from 0, through all batches."""
     position: int
     """In the window."""
     ids: list[int]

@@ -40,13 +40,13 @@ class SkipTrigram(NamedTuple):
     out: int
     head: str
     qk: float
-    """log of the attention that the destination pays to the source, over what it pays to a token on average."""
+    """Log of the attention weight from destination to source, over the average weight of a token."""
     ov: float
     """What reading the source adds to the logit of `out`, less the mean over sources, less the mean over outs."""
     before: float
     """The probability of `out` after the destination in an average context without the source."""
     after: float
-    """The same where the source stands in that context, and the head reads it."""
+    """The probability of `out` after the destination with the source in that context, read by the head."""
 
     @property
     def label(self) -> str:
@@ -70,7 +70,7 @@ class SkipTrigrams:
 
     trigrams: Rows[SkipTrigram]
     offset: int | None
-    """Of QK: how far before its destination a source stands; None where positions are not rotary."""
+    """The distance from destination to source in QK; None if positions are not rotary."""
     notes: tuple[str, ...]
     """What is left out."""
 

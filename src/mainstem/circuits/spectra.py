@@ -43,7 +43,7 @@ class Spectra:
     """(n,), the score of the full OV circuit; NaN where all its eigenvalues are 0, and where no path leads from `embed`
     through the head to `unembed`."""
     offset: int | None
-    """Of QK: how far before its query a key stands; None where positions are not rotary."""
+    """The distance from query to key in QK; None if positions are not rotary."""
     reasons: dict[int, str]
     """Block -> what lies between, where its heads have no such path."""
     notes: tuple[str, ...]

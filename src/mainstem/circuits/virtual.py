@@ -101,7 +101,7 @@ class VirtualWeights:
     width: int
     """The dimensions of the stream that the reader reads: C - 1 where it centres, otherwise C."""
     offset: int | None
-    """Of QK, where the reader is rotary queries or keys."""
+    """The distance from query to key in QK; None unless the reader is rotary queries or keys."""
     notes: tuple[str, ...]
     """What the matrix leaves open, such as the norm scales, each a positive number for each token."""
 

@@ -1,4 +1,4 @@
-"""A model's card: what is known of it, as the README.md of an exported folder. What is not known is said to be so."""
+"""The model card: the README.md of an exported folder. What is not recorded is marked as such."""
 
 import re
 import shlex
@@ -25,34 +25,34 @@ _KINDS = {"bpe": "byte-level BPE", "char": "characters", "byte": "bytes"}
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a model; a part that nobody recorded is empty."""
+    """The facts of a model card; a part that is not recorded is empty."""
 
     name: str
-    """Of the run's folder."""
+    """The name of the run folder."""
     config: ModelConfig
-    """Of the model that is written."""
+    """The config of the exported model."""
     tokenizer: str
-    """In words."""
+    """The kind of tokenizer, in words."""
     settings: Mapping[str, Any]
-    """The run's `run.json`."""
+    """The contents of `run.json`."""
     passport: Mapping[str, Any]
-    """Of the text."""
+    """The manifest of the training text, `passport.json`."""
     evaluation: Mapping[str, Any]
-    """The row of the held-out text at this checkpoint."""
+    """The evaluation row of this checkpoint in `metrics.jsonl`."""
     step: int | None
-    """Of the checkpoint."""
+    """The step of the checkpoint; None where it is unknown."""
     earlier: str
-    """The card that it came with."""
+    """The model card that the imported model had."""
 
     @property
     def licence(self) -> list[str]:
-        """The lines about a licence in the front matter of the earlier card."""
+        """The licence lines in the front matter of the earlier card."""
         front = _FRONT.match(self.earlier)
         return _LICENCE.findall(front[1]) if front else []
 
     @property
     def description(self) -> str:
-        """One sentence."""
+        """One sentence about the architecture and size of the model."""
         c = self.config.resolved()
         return (
             f"A GPT of {_many(c.n_layer, 'block')}, {c.d_model} wide, {_many(c.n_head, 'head')} of {c.d_head}, "
@@ -67,7 +67,7 @@ def _many(number: int, what: str) -> str:
 
 
 def gather(run: Path | str | ModelFolder, config: ModelConfig, tokenizer: Tokenizer | None) -> Facts:
-    """What the files of a RUN tell about its model, which is written with this config."""
+    """Collect the facts of a run or checkpoint; `config` is the config of the exported model."""
     source = resolve(run)
     place = source.path
     inside = run_of(place)
@@ -88,13 +88,13 @@ def gather(run: Path | str | ModelFolder, config: ModelConfig, tokenizer: Tokeni
 
 
 def markdown(facts: Facts, library: str, opening: Iterable[str], notes: Iterable[str] = ()) -> str:
-    """The card's text.
+    """The model card as Markdown.
 
     Args:
-        facts: what is known.
-        library: the package that opens the exported folder.
-        opening: lines of Python that open it.
-        notes: what the export left out or changed.
+        facts: from `gather`.
+        library: the package that loads the exported folder.
+        opening: lines of Python that load it.
+        notes: what the export dropped or changed.
     """
     lines = ["---", *facts.licence, f"library_name: {library}", "pipeline_tag: text-generation"]
     lines += ["tags:", "- mainstem", "---", "", f"# {facts.name}", "", facts.description]
@@ -103,73 +103,74 @@ def markdown(facts: Facts, library: str, opening: Iterable[str], notes: Iterable
         lines += ["", "## Text", "", *_text(facts.passport)]
     if facts.settings or not facts.earlier:
         lines += ["", "## Training", "", *_training(facts)]
-    lines += ["", "## Open it", "", "```python", *opening, "```"]
+    lines += ["", "## Usage", "", "```python", *opening, "```"]
     if facts.earlier:
-        lines += ["", "## The card that it came with", "", _FRONT.sub("", facts.earlier).strip()]
+        lines += ["", "## The original model card", "", _FRONT.sub("", facts.earlier).strip()]
     return "\n".join(lines) + "\n"
 
 
 def _text(passport: Mapping[str, Any]) -> list[str]:
     if not passport:
-        return ["What it was trained on is not recorded here, nor under which licence that is."]
+        return ["The training text and its licence are not recorded."]
     rows = [f"| {Path(str(row['name'])).name} | {row['bytes']:,} | `{row['sha256']}` |" for row in passport["sources"]]
-    met = passport["counts"]
+    counted = passport["counts"]
     held_out = "a text of its own" if passport.get("validation") else "the last tenth"
-    licence = passport.get("licence") or "not recorded; who passes the model on has to know it"
+    licence = passport.get("licence") or "not recorded; check it before you distribute the model"
     return [
         "| text | bytes | sha256 |", "|---|---|---|", *rows, "",
-        f"{_many(met['documents'], 'document')}, {_many(met['tokens'], 'token')}; {held_out} was held out.",
+        f"{_many(counted['documents'], 'document')}, {_many(counted['tokens'], 'token')}; {held_out} was held out.",
         f"Licence of the text: {licence}.",
     ]  # fmt: skip
 
 
 def _training(facts: Facts) -> list[str]:
     if not facts.settings:
-        return ["How it was trained is not recorded here."]
+        return ["The training settings are not recorded."]
     train = TrainConfig.from_dict(facts.settings["train"])
     n_ctx, done = facts.config.n_ctx, facts.step or train.steps
     lines = [
         f"{done:,} of {_many(train.steps, 'step')} of {_many(train.batch_size, 'window')} of {n_ctx:,} tokens, "
-        f"{done * train.batch_size * n_ctx:,} tokens in all; {train.optimizer}, seed {train.seed}.",
+        f"{done * train.batch_size * n_ctx:,} tokens in total; {train.optimizer}, seed {train.seed}.",
     ]
     nats, bits = facts.evaluation.get("loss"), facts.evaluation.get("bits_per_byte")
     if nats is not None and bits is not None:
-        lines += [f"On the held-out text: {nats:.4f} nats a token, {bits:.4f} bits per byte."]
-    made = facts.settings.get("software", {}) | facts.settings.get("made_with", {})
-    lines += [f"Made with {', '.join(f'{name} {value}' for name, value in made.items())}."] if made else []
-    asked = facts.settings.get("asked")
-    if asked is not None and asked["init_from"] is not None:
-        lines += [f"It began with the weights of {Path(asked['init_from']).name}; their licence is not recorded here."]
-    if (line := command(facts.name, asked)) is not None:
+        lines += [f"Held-out loss: {nats:.4f} nats per token, {bits:.4f} bits per byte."]
+    versions = facts.settings.get("software", {}) | facts.settings.get("made_with", {})
+    lines += [f"Made with {', '.join(f'{name} {value}' for name, value in versions.items())}."] if versions else []
+    options = facts.settings.get("asked")
+    if options is not None and options["init_from"] is not None:
+        name = Path(options["init_from"]).name
+        lines += [f"Training started from the weights of {name}; their licence is not recorded here."]
+    if (line := command(facts.name, options)) is not None:
         lines += ["", "The command:", "", "```", line, "```"]
     return lines
 
 
-def command(name: str, asked: Mapping[str, Any] | None) -> str | None:
-    """The line that trains such a run, files by their names alone; None for a run that the library made."""
-    if asked is None or asked["preset"] not in PRESETS:
+def command(name: str, options: Mapping[str, Any] | None) -> str | None:
+    """The `mainstem train` command of a run, files without their folders; None for a run of the library."""
+    if options is None or options["preset"] not in PRESETS:
         return None
-    preset, words = PRESETS[asked["preset"]], ["mainstem", "train", name, "--preset", asked["preset"]]
+    preset, words = PRESETS[options["preset"]], ["mainstem", "train", name, "--preset", options["preset"]]
     for flag in ("data", "val"):
-        if asked[flag] and asked[flag] != [preset.data]:
-            words += [f"--{flag}", *(Path(each).name for each in asked[flag])]
+        if options[flag] and options[flag] != [preset.data]:
+            words += [f"--{flag}", *(Path(each).name for each in options[flag])]
     for flag, default in (("tokenizer", "bpe"), ("init_from", None)):
-        if asked[flag] != default:
-            words += [f"--{flag.replace('_', '-')}", Path(asked[flag]).name]
+        if options[flag] != default:
+            words += [f"--{flag.replace('_', '-')}", Path(options[flag]).name]
     reading = {field.name: field.default for field in fields(Source)}
     groups: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
-        ("", asked["reading"], reading), ("", asked["train"], preset.train.to_dict()),
-        ("model.", asked["model"], preset.model.to_dict()),
+        ("", options["reading"], reading), ("", options["train"], preset.train.to_dict()),
+        ("model.", options["model"], preset.model.to_dict()),
     ]  # fmt: skip
-    for prefix, given, usual in groups:
-        for field, value in given.items():
-            if value != usual.get(field):
+    for prefix, values, defaults in groups:
+        for field, value in values.items():
+            if value != defaults.get(field):
                 words += _flag(prefix, field.replace("_", "-"), value)
     return shlex.join(words)
 
 
 def _flag(prefix: str, field: str, value: Any) -> list[str]:
-    """A field as it is typed."""
+    """The command-line words of a field and its value."""
     if isinstance(value, bool):
         return [f"--{prefix}{field}" if value else f"--{prefix}no-{field}"]
     return [f"--{prefix}{field}", str(value)]

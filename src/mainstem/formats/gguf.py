@@ -1,7 +1,7 @@
-"""GGUF files of architecture `gpt2`, which llama.cpp runs: written, not read, through the `gguf` package.
+"""Export GGUF files of architecture `gpt2`, which llama.cpp runs, with the `gguf` package. Import is not supported.
 
-Source of names and keys: the specification of GGUF and llama.cpp's graph of `gpt2`, which has tanh-GELU, biases
-everywhere, and q.k over the square root of a head's width.
+Source of names and keys: the GGUF specification and llama.cpp's graph of `gpt2`, which has tanh-GELU, biases in all
+linear layers, and attention scores q.k / sqrt(d_head).
 """
 
 import contextlib
@@ -32,28 +32,30 @@ KEYS = keys.KeyMap(
     },
 )  # fmt: skip
 DTYPES = {"f32": ("F32", "ALL_F32"), "f16": ("F16", "MOSTLY_F16"), "q8_0": ("Q8_0", "MOSTLY_Q8_0")}
-"""How matrices are stored: gguf's name for a tensor's type, and for the file's."""
+"""Dtypes of the matrices: gguf's tensor type and file type."""
 BLOCK_SIZE = 32
-"""Weights that share a scale in Q8_0; a row is a number of whole blocks."""
+"""Weights that share a scale in Q8_0; the length of a row must be a multiple of it."""
 _LARGEST = {"F16": 65504, "Q8_0": 65504 * 127}
-"""What a weight can be; of Q8_0, by the half-precision scale of its block."""
+"""The largest weight of each tensor type; for Q8_0 it follows from the half-precision scale of a block."""
 
 
 def write(
     path: Path, model: GPT, tokenizer: Tokenizer | None, weights: str = "f32", facts: Mapping[str, str] | None = None
 ) -> None:
-    """Write a file, whole or not at all; rows past the tokenizer's ids are left out.
+    """Write a model as a GGUF file, atomically; padding rows of the vocabulary are dropped.
 
     Args:
-        path: the file; a GGUF file that is there is replaced.
-        model: any that the layout holds; quantized matrices are dequantized first.
-        tokenizer: a byte-level BPE, or bytes. Without one the file takes ids and gives ids.
+        path: the file; an existing GGUF file is replaced.
+        model: any model that the layout supports; quantized matrices are dequantized.
+        tokenizer: byte-level BPE or bytes. None: llama.cpp then works with token ids.
         weights: GGUF type of the matrices and the embedding, a key of DTYPES; positions, norms and biases are float32.
         facts: for `general.*`, such as name, license and description.
 
     Raises ConfigError as `Layout.require` does and for a type that the shapes do not allow, DataError for a tokenizer
-    that the format cannot hold, RunError where another kind of file is there, UserError where gguf is not installed,
+    that is not supported, RunError if the path is a file of another kind, UserError if gguf is not installed,
     TrainingFailed on a full disk.
+
+    >>> gguf.write(Path("model.gguf"), *mainstem.load("runs/demo"), weights="q8_0")
     """
     gguf, config = _package(), model.config
     replaceable(path)
@@ -61,10 +63,10 @@ def write(
     if weights not in DTYPES:
         raise ConfigError(f"weights: unknown value {weights!r}; {nearest(weights, DTYPES)}")
     if weights == "q8_0" and (odd := [n for n in (config.d_model, config.d_mlp) if n % BLOCK_SIZE]):
-        raise ConfigError(f"weights: q8_0 stores blocks of {BLOCK_SIZE} weights, and a row here has {odd[0]}; take f16")
+        raise ConfigError(f"weights: q8_0 needs rows of a multiple of {BLOCK_SIZE} weights, not {odd[0]}; use f16")
     vocab_size = config.vocab_size if tokenizer is None else check(config.vocab_size, tokenizer, path)
     if tokenizer is not None:
-        _refuse(tokenizer)
+        _require_tokenizer(tokenizer)
     tensor_type, file_type = DTYPES[weights]
     with new_file(path) as temporary, contextlib.closing(gguf.GGUFWriter(str(temporary), "gpt2")) as file:
         for name, value in {"name": path.stem, **(facts or {})}.items():
@@ -88,49 +90,49 @@ def write(
             file.write_header_to_file()
             file.write_kv_data_to_file()
             file.write_tensors_to_file()
-        except OSError as error:  # of a write that was cut short NumPy says no number
-            raise error if error.errno else OSError(errno.ENOSPC, "the disk took a part alone", str(path)) from None
+        except OSError as error:  # NumPy gives no errno for a short write
+            raise error if error.errno else OSError(errno.ENOSPC, "the file was written in part", str(path)) from None
 
 
 def replaceable(path: Path) -> None:
-    """Raise RunError where another kind of file would be replaced."""
+    """Raise RunError if `path` is an existing file that is not GGUF."""
     if path.is_file() and path.stat().st_size:
         with open(path, "rb") as file:
             if file.read(4) != b"GGUF":
-                raise RunError(f"{path}: it is there and is no GGUF file; choose another name")
+                raise RunError(f"{path}: exists and is not a GGUF file; choose another name")
 
 
 def _package() -> Any:
     try:
         return importlib.import_module("gguf")
     except ImportError as error:
-        raise UserError(f"GGUF files are written by the package gguf ({error}): pip install 'mainstem[gguf]'") from None
+        raise UserError(f"export to GGUF needs the package gguf ({error}): pip install 'mainstem[gguf]'") from None
 
 
 def _add_tensor(file: Any, gguf: Any, name: str, tensor: Tensor, tensor_type: str) -> None:
-    """A matrix in the type that was asked for; positions are looked up and added, so they stay float32."""
+    """Add a tensor: matrices in `tensor_type`; the position embedding, norms and biases in float32."""
     kind = tensor_type if tensor.ndim == 2 and not name.startswith("position_embd") else "F32"
     if kind in _LARGEST and (largest := float(tensor.abs().max())) > _LARGEST[kind]:
-        raise ConfigError(f"weights: {name} has {largest:.3g}, and {kind} ends at {_LARGEST[kind]:,}; take f32")
+        raise ConfigError(f"weights: {name} has {largest:.3g}, and {kind} ends at {_LARGEST[kind]:,}; use f32")
     stored = gguf.GGMLQuantizationType[kind]
     file.add_tensor(name, gguf.quants.quantize(tensor.cpu().numpy(), stored), raw_dtype=stored)
 
 
-def _refuse(tokenizer: Tokenizer) -> None:
-    """DataError for a tokenizer that the format cannot hold."""
+def _require_tokenizer(tokenizer: Tokenizer) -> None:
+    """Raise DataError for a tokenizer that the format does not support."""
     if tokenizer.kind == "char":
         raise DataError(
-            "GGUF's gpt2 cannot hold a tokenizer of kind char (it has byte-level BPE); mainstem export hf holds it"
+            "GGUF's gpt2 does not support tokenizers of kind char, only byte-level BPE; use mainstem export hf"
         )
     if tokenizer.eot_id is None:
         raise DataError(
-            f"GGUF's gpt2 cannot hold a tokenizer without an end of text ({tokenizer.end_of_text}): llama.cpp would "
-            "take id 11 for it; mainstem export hf holds it"
+            f"GGUF's gpt2 does not support a tokenizer without an end-of-text token ({tokenizer.end_of_text}): "
+            "llama.cpp would use id 11; use mainstem export hf"
         )
 
 
 def _add_tokenizer(file: Any, gguf: Any, tokenizer: Tokenizer) -> None:
-    """Tokens, their kinds, and merges."""
+    """Add the tokens, their types, and the merges."""
     kinds, added = gguf.TokenType, hf_tokenizer.added(tokenizer)
     tokens = [
         (added[i][0], kinds.CONTROL if added[i][1] else kinds.USER_DEFINED) if i in added
@@ -143,7 +145,7 @@ def _add_tokenizer(file: Any, gguf: Any, tokenizer: Tokenizer) -> None:
     file.add_tokenizer_pre("gpt-2")
     file.add_token_list([token for token, _ in tokens])
     file.add_token_types([kind for _, kind in tokens])
-    # llama.cpp asks for merges; this one never applies, for a piece begins as single characters
+    # llama.cpp requires merges; this one never applies, since pieces start as single characters
     file.add_token_merges(hf_tokenizer.merges(tokenizer) or [f"{end} {end}"])
     file.add_bos_token_id(tokenizer.eot_id)
     file.add_eos_token_id(tokenizer.eot_id)
@@ -151,9 +153,9 @@ def _add_tokenizer(file: Any, gguf: Any, tokenizer: Tokenizer) -> None:
 
 
 def left_out(tokenizer: Tokenizer | None) -> list[str]:
-    """What a file does not say, one sentence each."""
+    """Notes on what the file does not hold, one sentence each."""
     if tokenizer is None:
-        return ["no tokenizer: llama.cpp takes ids and gives ids"]
+        return ["no tokenizer: llama.cpp reads and returns token ids"]
     if (why := hf_tokenizer.unlike_gpt2(tokenizer)) is not None:
-        return [f"llama.cpp makes ids by GPT-2's pattern and by merges, and this tokenizer has {why}; ids may differ"]
+        return [f"llama.cpp tokenizes by GPT-2's pattern and by merges, but this tokenizer has {why}; ids may differ"]
     return []

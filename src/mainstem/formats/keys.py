@@ -1,4 +1,4 @@
-"""Another program's names for our tensors: one table a format, read in both directions."""
+"""The tensor names of other programs: one table per format, used for import and export."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
@@ -12,16 +12,16 @@ from mainstem.runs import checkpoint
 
 
 def weights(model: GPT) -> dict[str, Tensor]:
-    """Every weight and bias by our names as a model of GPT-2's form computes with it, float32.
+    """Every weight and bias of a model of GPT-2's form by mainstem's names, float32.
 
-    Quantized matrices are widened, a tied one is there once, and a bias that the model does not have is zeros. Raises
-    ConfigError for one that is not finite.
+    Quantized matrices are dequantized, a tied matrix occurs once, and missing biases are zeros. Raises ConfigError for
+    a tensor that is not finite.
     """
-    found = {name: tensor.detach().float() for name, tensor in _weights(model)}
-    for name, tensor in found.items():
+    tensors = {name: tensor.detach().float() for name, tensor in _weights(model)}
+    for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
-            raise ConfigError(f"{name} is not finite, so nothing was written; take an earlier checkpoint")
-    return found
+            raise ConfigError(f"{name} is not finite, so nothing was written; use an earlier checkpoint")
+    return tensors
 
 
 def _weights(model: GPT) -> Iterator[tuple[str, Tensor]]:
@@ -35,32 +35,32 @@ def _weights(model: GPT) -> Iterator[tuple[str, Tensor]]:
 
 
 class KeyMap:
-    """Our modules' names to theirs.
+    """The tensor names of a format by mainstem's names.
 
     Args:
-        modules: outside the blocks: our name to their name.
-        blocks: inside a block: our name there to their whole name, in which `*` is the block's number.
-        transposed: names of `blocks` whose matrices they keep as (inputs, outputs).
+        modules: outside the blocks: mainstem's module name -> the format's.
+        blocks: inside a block: mainstem's module name -> the format's full name, where `*` is the block's number.
+        transposed: keys of `blocks` whose matrices the format stores as (inputs, outputs).
     """
 
     def __init__(self, modules: Mapping[str, str], blocks: Mapping[str, str], transposed: Collection[str] = ()):
         self.modules, self.blocks, self.transposed = dict(modules), dict(blocks), frozenset(transposed)
 
-    def theirs(self, name: str) -> str:
-        """Their name of a tensor of ours."""
+    def external(self, name: str) -> str:
+        """The format's name of a tensor."""
         module, _, kind = name.rpartition(".")
         block, inside = split(module)
         return f"{self.modules[module] if block is None else self.blocks[inside].replace('*', str(block))}.{kind}"
 
     def oriented(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor of ours, by our name, as they keep it; and one of theirs as we do."""
+        """A tensor, by mainstem's name, transposed where the format stores it so; the same call reverses it."""
         block, inside = split(name.rpartition(".")[0])
         return tensor.T if tensor.ndim == 2 and block is not None and inside in self.transposed else tensor
 
     def write(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors by our names, by theirs."""
-        return {self.theirs(name): self.oriented(name, tensor).contiguous() for name, tensor in tensors.items()}
+        """Rename and transpose tensors for the format."""
+        return {self.external(name): self.oriented(name, tensor).contiguous() for name, tensor in tensors.items()}
 
-    def fill(self, model: GPT, found: Mapping[str, Tensor], place: Callable[[str], object]) -> None:
-        """Fill a model with tensors by their names. Raises RunError as `checkpoint.fill` does."""
-        checkpoint.fill(model, found, place, self.theirs, self.oriented)
+    def fill(self, model: GPT, tensors: Mapping[str, Tensor], source: Callable[[str], object]) -> None:
+        """Fill a model with tensors of the format; `source` names the file of each. Raises RunError."""
+        checkpoint.fill(model, tensors, source, self.external, self.oriented)

@@ -1,7 +1,7 @@
-"""`config.json` of Hugging Face's GPT-2, to a config of ours and back. No torch.
+"""Convert between Hugging Face's GPT-2 `config.json` and `ModelConfig`. No torch.
 
-Each of its fields is read, or is known to change nothing, or is refused by its name: a model that computes something
-else than its folder says is worse than none.
+Each field is read, or is known not to affect the model, or is refused by name, so that an imported model computes what
+its folder says.
 """
 
 import math
@@ -19,7 +19,7 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "relu2": "relu2",
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "gelu_python": "gelu",
 }  # fmt: skip
-"""Theirs to ours; of several that are one function, the first is written."""
+"""Hugging Face's activations to mainstem's; of several names for one function, the first is written."""
 LAYOUT = Layout(
     "GPT-2's layout in a Hugging Face folder", tuple(dict.fromkeys(ACTIVATIONS.values())), unscaled=True, by_depth=True
 )
@@ -27,7 +27,7 @@ _ALIASES = {
     "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer", "n_ctx": "n_positions",
 }  # fmt: skip
-_READ: dict[str, tuple[type, Any]] = {  # its type, and what it is where the file is silent
+_READ: dict[str, tuple[type, Any]] = {  # type, and default
     "vocab_size": (int, 50257), "n_positions": (int, 1024), "n_embd": (int, 768), "n_layer": (int, 12),
     "n_head": (int, 12), "n_inner": (int, None), "activation_function": (str, "gelu_new"),
     "layer_norm_epsilon": (float, 1e-5), "tie_word_embeddings": (bool, True), "scale_attn_weights": (bool, True),
@@ -35,13 +35,13 @@ _READ: dict[str, tuple[type, Any]] = {  # its type, and what it is where the fil
     "resid_pdrop": (float, 0.1),
 }  # fmt: skip
 _TOO_MANY = 1 << 31
-"""From here on no field is a number of anything."""
-_ONLY: dict[str, tuple[Any, ...]] = {  # what else it may be would be another model, or code of the folder's own
+"""Integers from here on are refused."""
+_ONLY: dict[str, tuple[Any, ...]] = {  # other values would be another model, or code from the folder
     "model_type": ("gpt2",), "add_cross_attention": (False,), "is_encoder_decoder": (False,),
     "pruned_heads": ({}, None), "auto_map": (None,), "quantization_config": (None,),
     "architectures": (None, [], ["GPT2LMHeadModel"], ["GPT2Model"]),
 }  # fmt: skip
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 _CHANGE_NOTHING = frozenset((
     # how products are rounded in half precision, how a new model is drawn, how it is run
     "reorder_and_upcast_attn", "initializer_range", "use_cache", "dtype", "torch_dtype", "use_bfloat16",
@@ -64,20 +64,20 @@ _CHANGE_NOTHING = frozenset((
     "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty",
     "suppress_tokens", "begin_suppress_tokens",
 ))  # fmt: skip
-_THEIRS = {
+_HF_NAMES = {
     "n_ctx": "n_positions", "d_model": "n_embd", "d_mlp": "n_inner", "norm_eps": "layer_norm_epsilon",
     "embd_dropout": "embd_pdrop", "attn_dropout": "attn_pdrop", "attn_out_dropout": "resid_pdrop",
 }  # fmt: skip
-"""What a field of ours is called there, where that is not the same."""
+"""Hugging Face's name of a `ModelConfig` field, where it differs."""
 
 
 def read(path: Path) -> ModelConfig:
-    """Our config of the folder's `config.json`. RunError or ConfigError names the file, the field and its value."""
+    """Read a folder's `config.json` as a `ModelConfig`. RunError or ConfigError names the file, field and value."""
     file = path / CONFIG
-    said = read_json(file) if file.is_file() else None
-    if not isinstance(said, dict):
+    fields = read_json(file) if file.is_file() else None
+    if not isinstance(fields, dict):
         raise RunError(f"{file}: not a config; it should be one JSON object")
-    values = _values(said, file)
+    values = _values(fields, file)
     if values["n_head"] < 1 or values["n_embd"] % values["n_head"]:
         raise RunError(f"{file}: n_head {values['n_head']} does not divide n_embd {values['n_embd']}")
     d_head = max(1, values["n_embd"] // values["n_head"])
@@ -102,54 +102,54 @@ def read(path: Path) -> ModelConfig:
         ).resolved()
     except ConfigError as error:
         field, _, rest = str(error).partition(":")
-        raise ConfigError(f"{file}: {_THEIRS.get(field, field)}:{rest}") from None
+        raise ConfigError(f"{file}: {_HF_NAMES.get(field, field)}:{rest}") from None
 
 
-def _values(said: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The fields that are read, each of its type; all others are refused, or change nothing."""
-    given = dict(said)
+def _values(content: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The values of the fields in `_READ`, checked. RunError for a field that may affect the model otherwise."""
+    fields = dict(content)
     for alias, name in _ALIASES.items():
-        if alias in given and given.setdefault(name, given[alias]) != given.pop(alias):
-            both = f"{alias} {shown(said[alias])} and {name} {shown(given[name])}"
-            raise RunError(f"{file}: {both} differ; they are one number")
-    if "model_type" not in given and "n_embd" not in given:
-        raise RunError(f"{file}: neither model_type nor n_embd is in it; only GPT-2's layout can be opened")
-    for name, value in given.items():
+        if alias in fields and fields.setdefault(name, fields[alias]) != fields.pop(alias):
+            both = f"{alias} {shown(content[alias])} and {name} {shown(fields[name])}"
+            raise RunError(f"{file}: {both} differ; they must be equal")
+    if "model_type" not in fields and "n_embd" not in fields:
+        raise RunError(f"{file}: no model_type and no n_embd; only GPT-2's layout is supported")
+    for name, value in fields.items():
         if name in _ONLY and value not in _ONLY[name]:
-            possible = " or ".join(map(repr, _ONLY[name]))
-            raise RunError(f"{file}: {name} {shown(value)} cannot be opened; only {possible} can")
+            supported = " or ".join(map(repr, _ONLY[name]))
+            raise RunError(f"{file}: {name} {shown(value)} is not supported; only {supported} is")
         if name not in _READ and name not in _ONLY and name not in _CHANGE_NOTHING:
             raise RunError(
-                f"{file}: {shown(name)[1:-1]} {shown(value)} is not known, and may change what the model computes; "
+                f"{file}: unknown field {shown(name)[1:-1]} {shown(value)}, which may change what the model computes; "
                 "remove it if it does not"
             )
-    return {name: _typed(name, given.get(name, default), kind, file) for name, (kind, default) in _READ.items()}
+    return {name: _typed(name, fields.get(name, default), kind, file) for name, (kind, default) in _READ.items()}
 
 
 def _typed(name: str, value: Any, kind: type, file: Path) -> Any:
     if type(value) is int and value >= _TOO_MANY:
-        raise RunError(f"{file}: {name} {shown(value)} is more than any model has")
+        raise RunError(f"{file}: {name} {shown(value)} is too large")
     if kind is float and type(value) is int:
         value = float(value)
-    sound = type(value) is kind and not (isinstance(value, float) and not math.isfinite(value))
-    if not sound and not (name == "n_inner" and value is None):
+    valid = type(value) is kind and not (isinstance(value, float) and not math.isfinite(value))
+    if not valid and not (name == "n_inner" and value is None):
         raise RunError(f"{file}: {name} {shown(value)} should be {_KINDS[kind]}")
     if name == "n_inner" and value is not None and value < 1:
         raise RunError(f"{file}: n_inner {value} is not possible; it must be at least 1, or null for 4 x n_embd")
     if name == "activation_function" and value not in ACTIVATIONS:
-        raise RunError(f"{file}: activation_function {shown(value)} is not known; known: {', '.join(ACTIVATIONS)}")
+        raise RunError(f"{file}: activation_function {shown(value)} is not supported; use {', '.join(ACTIVATIONS)}")
     if name.endswith("_pdrop") and not 0 <= value < 1:
-        raise RunError(f"{file}: {name} {value:g} is not possible; it is a share, 0 or more and below 1")
+        raise RunError(f"{file}: {name} {value:g} is not possible; it must be 0 or more and below 1")
     return value
 
 
 def write(config: ModelConfig, eot_id: int | None = None) -> dict[str, Any]:
-    """What `config.json` says of a model. Raises ConfigError as `Layout.require` does."""
+    """The contents of `config.json` for a model. Raises ConfigError as `Layout.require` does."""
     LAYOUT.require(config)
     config = config.resolved()
-    theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
+    activations = {activation: name for name, activation in reversed(ACTIVATIONS.items())}
     return {
-        "activation_function": theirs[config.activation],
+        "activation_function": activations[config.activation],
         "architectures": ["GPT2LMHeadModel"],
         "attn_pdrop": config.attn_dropout,
         "bos_token_id": eot_id,
@@ -173,16 +173,16 @@ def write(config: ModelConfig, eot_id: int | None = None) -> dict[str, Any]:
 
 
 def left_out(config: ModelConfig) -> list[str]:
-    """What a model has and the layout has not, without which it computes the same; one sentence each."""
+    """Notes on fields that the layout cannot store and that do not affect evaluation, one sentence each."""
     config = config.resolved()
-    said = []
+    notes = []
     if config.mlp_dropout:
-        said.append(f"mlp_dropout {config.mlp_dropout:g} is left out: the layout has no dropout inside the MLP")
+        notes.append(f"mlp_dropout {config.mlp_dropout:g} is dropped: the layout has no dropout inside the MLP")
     if config.mlp_out_dropout != config.attn_out_dropout:
-        said.append(
+        notes.append(
             f"mlp_out_dropout {config.mlp_out_dropout:g} becomes {config.attn_out_dropout:g}, as attn_out_dropout: the "
-            "layout has one number for both"
+            "layout has one value for both"
         )
     if not config.bias:
-        said.append("biases are written as zeros: the layout always has them")
-    return said
+        notes.append("biases are written as zeros: the layout always has them")
+    return notes
