@@ -1,7 +1,7 @@
-"""One model, three programs, one sentence: `python examples/same_sentence.py RUN "ROMEO:"`.
+"""Compare the output of one model in three programs: `python examples/same_sentence.py RUN "ROMEO:"`.
 
-The model is exported for transformers and for llama.cpp, and each goes on with the prompt greedily. A program that is
-not installed is left out (`pip install transformers`; `pip install 'mainstem[gguf,llama]'`); at least one has to be.
+The model is exported for transformers and for llama.cpp, and each completes the prompt greedily. A program that is not
+installed is skipped (`pip install transformers`; `pip install 'mainstem[gguf,llama]'`); at least one has to be.
 """
 
 import sys
@@ -19,7 +19,7 @@ TOKENS = 40
 def continuations(run: str, prompt: str, folder: Path) -> Iterator[tuple[str, str]]:
     """Each program, and its continuation; the files are written into `folder`."""
     model, tokenizer = ms.load(run)
-    count = min(TOKENS, model.config.n_ctx - len(tokenizer.encode(prompt)))  # only ours goes on past the context
+    count = min(TOKENS, model.config.n_ctx - len(tokenizer.encode(prompt)))  # only mainstem generates past the context
     if count < 1:
         sys.exit(f"the prompt fills the context of {model.config.n_ctx} tokens; shorten it")
     yield "mainstem", ms.generate(model, tokenizer, prompt, max_new_tokens=count, temperature=0)
