@@ -72,7 +72,7 @@ def read(folder, **changes):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rope_theta": 1e4}, "rope_theta 10000.0, which may change what the model computes"),
+        ({"rope_theta": 1e4}, "unknown field rope_theta 10000.0, which may change what the model computes"),
         ({"add_cross_attention": True}, "add_cross_attention True is not supported; only False is"),
         ({"pruned_heads": {"0": [1]}}, r"pruned_heads \{'0': \[1\]\} is not supported"),
         ({"auto_map": {"AutoModel": "m.M"}}, r"auto_map \{'AutoModel': 'm.M'\} is not supported; only None is"),
@@ -97,7 +97,7 @@ def read(folder, **changes):
         ({"n_head": 5}, "n_head 5 does not divide n_embd 12"),
         ({"n_head": 0}, "n_head 0 does not divide n_embd"),
         ({"resid_pdrop": -1}, "resid_pdrop -1 is not possible"),
-        ({"a\x1b[31m\nb": "x" * 1000}, r"a\\x1b\[31m\\nb 'x{60,80}\.\.\., which may change"),
+        ({"a\x1b[31m\nb": "x" * 1000}, r"unknown field a\\x1b\[31m\\nb 'x{60,80}\.\.\., which may change"),
         ({"n_layer": -1}, "n_layer: -1 is not possible"),
         ({"n_positions": 10**12}, "n_positions 1000000000000 is too large"),
         ({"n_ctx": 16}, "n_ctx 16 and n_positions 8 differ; they must be equal"),

@@ -47,7 +47,7 @@ def folders(tmp_path):
             rf"model-9.safetensors: not found, .* that {WTE} is in it",
         ),
         (lambda at: at.update({WTE: max(at.values())}), rf"is missing{WTE}, and {INDEX} says otherwise; fetch both"),
-        (lambda at: at.update({"other": at[WTE]}), rf"model-00001.*: is missingother, and {INDEX} says otherwise"),
+        (lambda at: at.update({"other": at[WTE]}), rf"model-00001.*: it lacks other, and {INDEX} says otherwise"),
         (lambda at: at.pop(WTE), rf"model-00001.*: it has {WTE}, and {INDEX} says otherwise"),
         (lambda at: at.clear(), "no weight_map that names the file of each tensor"),
     ],
