@@ -14,6 +14,7 @@ from formats import karpathy
 from formats.karpathy import ARGS, C, H, L, T, V, checkpoint
 from mainstem.errors import ConfigError, RunError, UserError
 from mainstem.formats import nanogpt
+from mainstem.formats.load import load
 from mainstem.runs import checkpoint as ours
 
 IDS = torch.randint(V, (3, T), generator=torch.Generator().manual_seed(5))
@@ -274,7 +275,7 @@ def test_half_precision_and_the_old_container_open(tmp_path):
 def test_what_was_read_is_saved_and_opened_again(tmp_path):
     reference = karpathy.mingpt_of_2020()
     ours.save(tmp_path / "run", read(saved(tmp_path, reference.state_dict()), n_head=H), None)
-    same(ours.load(tmp_path / "run")[0], reference)
+    same(load(tmp_path / "run")[0], reference)
 
 
 def cut(content):

@@ -245,6 +245,7 @@ class _Plain(pickle.Unpickler):
     """An unpickler for numbers, strings and containers; it refuses everything that would be imported."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
+        """Refuse every import. Raises UnpicklingError with the name."""
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
