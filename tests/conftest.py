@@ -1,6 +1,7 @@
 """What all tests share: no clock, no chance, one thread, and a small text, its token files and a trained run."""
 
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,20 @@ timeless = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", timeless)  # new examples in each run: `make test-all`
 settings.register_profile("fixed", timeless, derandomize=True)  # the same examples in each run
 settings.load_profile("fixed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--shuffle SEED`."""
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="files, and the tests of each, in another order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """No test may depend on those before it; a file's tests stay together, since they share fixtures."""
+    if (seed := config.getoption("--shuffle")) is not None:
+        rng, files = random.Random(seed), list(dict.fromkeys(item.path for item in items))
+        rng.shuffle(files)
+        rng.shuffle(items)
+        items.sort(key=lambda item: files.index(item.path))
 
 
 @pytest.fixture(scope="session", autouse=True)
