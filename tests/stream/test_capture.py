@@ -209,6 +209,19 @@ def test_gradients_need_room_for_what_is_inside():
     assert both == 2 * once + estimate(model, inside, 2, 7) + 2 * 2 * 7 * 11 * 8  # and the logits, with their gradient
 
 
+@few
+@given(configs())
+def test_scores_are_what_the_pattern_is_the_softmax_of(config):
+    """Also where a padded row's queries see less; and heads' results sum to the branch's output without its bias."""
+    model = build(config)
+    trace = capture(model, [[1, 2, 3, 4, 5], [7, 8]])
+    for index, block in enumerate(model.blocks):
+        assert (trace["attn.scores", index].softmax(-1) - trace["attn.pattern", index]).abs().max() < 1e-12
+        returned = block.attn.c_proj(trace["attn.z", index].flatten(-2))
+        bias = 0 if block.attn.c_proj.bias is None else block.attn.c_proj.bias
+        assert error(trace["attn.result", index].sum(2) + bias, returned) < 1e-12
+
+
 def test_several_threads_capture_one_model():
     """Nothing of one pass is in another: each trace is that of its ids alone."""
     model = build(small("sandwich"))
