@@ -26,7 +26,7 @@ class Patches:
         self._source, self._at = source, dict[str, list[Cell]]()
         for row, (layer, position) in enumerate(cells):
             self._at.setdefault(point("resid_pre", layer), []).append((row, position))
-        self.points = self.writes = self._at
+        self.points = self._at
 
     def __call__(self, point: str, tensor: Tensor) -> Tensor:
         """Patch the rows whose block this is."""

@@ -110,7 +110,7 @@ class Change:
     """A tap that puts a function of the tensor in its place, at each of its points."""
 
     def __init__(self, changes: Mapping[str, Callable[[Tensor], Tensor]]):
-        self.points = self.writes = changes
+        self.points = changes
 
     def __call__(self, point: str, tensor: Tensor) -> Tensor:
         return self.points[point](tensor)

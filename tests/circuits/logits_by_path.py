@@ -23,7 +23,7 @@ def contributions(model: GPT, ids: Tensor) -> dict[str, Tensor]:
         path = ov(model, 0, head) @ unembed  # (C, V), through D
         rows[f"L0H{head}"] = points["blocks.0.attn.pattern"][:, head] @ (read @ path.left) @ path.right
     if attn.c_proj.bias is not None:
-        rows["biases"] += join.gain(attn.c_proj(attn.value_bias.flatten())) @ unembed
+        rows["biases"] += join.gain(attn.c_proj(attn.b_V.flatten())) @ unembed
     if model.lm_head.bias is not None:
         rows["biases"] += model.lm_head.bias
     return rows

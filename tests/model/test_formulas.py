@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mainstem.config import NORMS
 from mainstem.model.attention import rotate, rotation
 from mainstem.model.mlp import ACTIVATIONS, MLP
-from mainstem.model.norms import make_norm
+from mainstem.model.norms import NormKind
 from models import build, error, few, normal, small, stir, tokens
 from reference import gelu_tanh, layer_norm, rms_norm
 
@@ -21,7 +21,7 @@ X = torch.linspace(-8, 8, 160_001, dtype=torch.float64)
 @given(st.booleans(), st.sampled_from((1e-5, 1e-6, 0.1)))
 @pytest.mark.parametrize("norm", NORMS)
 def test_norms_are_their_formulas(norm, bias, eps):
-    module = make_norm(small(norm=norm, norm_eps=eps, bias=bias), "ln")
+    module = NormKind(norm, eps, bias).make(12, "ln")
     stir(module)
     x = 3 + 2 * normal(2, 5, 12)
     if norm == "layernorm":
@@ -32,7 +32,7 @@ def test_norms_are_their_formulas(norm, bias, eps):
 
 
 def test_a_new_layernorm_gives_each_token_mean_0_and_variance_1():
-    y = make_norm(small(), "ln").double()(5 + 3 * normal(2, 5, 12))
+    y = NormKind().make(12, "ln").double()(5 + 3 * normal(2, 5, 12))
     assert y.mean(-1).abs().max() < 1e-14
     assert (y.var(-1, correction=0) - 1).abs().max() < 1e-4  # short of 1 by eps / variance
 

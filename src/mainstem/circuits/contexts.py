@@ -122,7 +122,7 @@ class _Head:
         self._length = triangle(written.matrix.T)  # |z @ matrix| = |z @ length.T|
         self._norms = [names.split(scale)[1] for scale in written.scales]
         self.points = ("attn.q", "attn.k", "attn.v", "attn.z", *self._norms)
-        self._bias = self._length.new_zeros(()) if attn.value_bias is None else attn.value_bias[head]
+        self._bias = self._length.new_zeros(()) if attn.b_V is None else attn.b_V[head]
 
     def value(self, at: dict[str, Tensor]) -> Tensor:
         """(B, T)."""

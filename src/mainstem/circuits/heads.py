@@ -14,7 +14,7 @@ The score is summed over a query's targets and averaged over the queries that ha
 itself alone, is no query; padding is neither query nor target. B rows, T positions, L blocks, H heads.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,8 +184,6 @@ def targets(ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
 
 class _PatternTap:
     """A tap that weighs each block's pattern at the targets, and keeps no pattern."""
-
-    writes: Collection[str] = ()
 
     def __init__(self, model: GPT, ids: Tensor, mask: Tensor | None = None):
         if len(model.blocks) == 0:

@@ -139,9 +139,7 @@ class _Reading:
         self.model, self.layer, self.context = model, layer, context
         self.offset = resolve_offset(model, offset)
         self.attn, self.join, self.stream = block.attn, block.res_1, model.wte.weight  # (V, C)
-        H, D = self.attn.n_head, self.attn.d_head
-        parts = self.attn.c_attn(self.join.damp(self.join.ln_in(self.stream))).chunk(3, dim=-1)
-        q, k, v = (part.unflatten(-1, (H, D)) for part in parts)
+        q, k, v = self.attn.qkv(self.join.damp(self.join.ln_in(self.stream)))  # (V, H, D) each
         q, k = at_offset(model, self.attn.q_norm(q), offset), self.attn.k_norm(k)
         self.q, self.k, self.v = wide(q), wide(k), wide(v)  # (V, H, D)
         unembed = reader(model, "unembed").matrix  # (C, V)

@@ -138,7 +138,7 @@ def writers(model: GPT) -> dict[str, Writer]:
         join, branch = site.join, site.branch
         rest = (join.ln_out, join.gain, _scale(site.scale("ln_out")))
         if isinstance(branch, Attention):
-            entries += [Writer(names.head(site.block, h), place, part, *rest) for h, part in enumerate(branch.output)]
+            entries += [Writer(names.head(site.block, h), place, part, *rest) for h, part in enumerate(branch.W_O)]
         else:
             entries.append(Writer(site.label, place, branch.c_proj.weight.T, *rest))
     return {writer.label: writer for writer in entries}
@@ -151,12 +151,11 @@ def readers(model: GPT) -> dict[str, Reader]:
         block, join, branch = site.block, site.join, site.branch
         rest = (join.ln_in, _scale(site.scale("ln_in")), join.damp)
         if isinstance(branch, Attention):
-            views = branch.c_attn.weight.unflatten(0, (3, branch.n_head, branch.d_head))  # (3, H, D, C)
-            roles = (("Q", branch.q_norm), ("K", branch.k_norm), ("V", Empty()))
+            roles = (("Q", branch.W_Q, branch.q_norm), ("K", branch.W_K, branch.k_norm), ("V", branch.W_V, Empty()))
             entries += [
-                Reader(names.head(block, h, role), place, views[part, h].T, *rest, head_norm)
+                Reader(names.head(block, h, role), place, weight[h], *rest, head_norm)
                 for h in range(branch.n_head)
-                for part, (role, head_norm) in enumerate(roles)
+                for role, weight, head_norm in roles
             ]
         else:
             labels = [names.row(block, name) for name in (("mlp.gate", "mlp.up") if branch.gated else ("mlp_in",))]

@@ -101,7 +101,7 @@ def read(file: Path, *, trust_pickle: bool = False, n_head: int | None = None, a
         )
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
-    model = GPT(config)
+    model = GPT(config, seed=None)
     KEYS.fill(model, tensors, lambda name: file)
     return model.eval()
 

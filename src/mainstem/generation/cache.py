@@ -9,7 +9,7 @@ from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
 
 
-class Slot(NamedTuple):
+class BlockKV(NamedTuple):
     """One block's part of a cache: views of the whole, and where the next position goes."""
 
     keys: Tensor  # (B, H, size, D)
@@ -48,9 +48,9 @@ class KVCache:
         self._values = torch.empty(shape, dtype=dtype, device=device)
         self.length = 0
 
-    def __getitem__(self, block: int) -> Slot:
-        """The slot of a block."""
-        return Slot(self._keys[block], self._values[block], self.length)
+    def __getitem__(self, block: int) -> BlockKV:
+        """The entry of a block."""
+        return BlockKV(self._keys[block], self._values[block], self.length)
 
     def layout(self) -> dict[str, int]:
         """Where keys and values lie, for code that reads memory: addresses, and bytes from one to the next."""
@@ -64,7 +64,7 @@ class KVCache:
         }
 
     def advance(self, count: int) -> None:
-        """Note that every slot has been given `count` more positions. Raises ConfigError past `size`."""
+        """Note that every entry has been given `count` more positions. Raises ConfigError past `size`."""
         if self.length + count > self.size:
             raise ConfigError(f"{self.length + count} positions do not fit a cache of {self.size}; make it larger")
         self.length += count

@@ -11,7 +11,7 @@ from mainstem.generation.cache import KVCache
 from mainstem.model.gpt import GPT
 from mainstem.model.mode import evaluating
 from mainstem.model.quantized import weights_of
-from mainstem.model.tap import Tap
+from mainstem.model.tap import Tap, for_pass
 
 LOOK_BACK = 1024
 """Ids at the end of a text in which an earlier match of its last few is looked for."""
@@ -161,8 +161,9 @@ class Engine:
         """Read ids (B, T) of every row by PyTorch; the last position's logits, (B, V)."""
         length = ids.shape[1] + (self.cache.length if self.cache is not None else 0)
         mask = self.mask[:, :length] if self.mask is not None else None
+        tap = for_pass(self.tap, length - ids.shape[1], ids.shape[1], partial=True)
         with evaluating(self.model), torch.inference_mode():  # of this step alone: another text may run between two
-            x = self.model.stream(ids, mask=mask, cache=self.cache, tap=self.tap)
+            x = self.model.stream(ids, mask=mask, cache=self.cache, tap=tap)
             return self.model.unembed(x[:, -1:], self.tap)[:, -1]
 
     def close(self) -> None:

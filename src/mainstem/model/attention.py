@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from mainstem.config import ModelConfig
 from mainstem.model.init import Initialiser
-from mainstem.model.norms import make_norm
-from mainstem.model.tap import Tap, touch
+from mainstem.model.norms import Empty, NormKind
+from mainstem.model.tap import Tap, replaced, touch
 
 
-class CacheSlot(Protocol):
-    """One block's keys and values of earlier positions."""
+class KV(Protocol):
+    """One block's entry of a KV cache: keys and values of earlier positions."""
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keep the new ones, (B, H, T, D), and return all so far, (B, H, T so far, D)."""
@@ -57,6 +57,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal multi-head attention, its product by PyTorch's fused kernel.
 
+    H heads of D channels. The weights are offered by head, as row vectors meet them, x @ W; all of these are views:
+
+        W_Q, W_K, W_V   (H, C, D)     b_Q, b_K, b_V   (H, D), or None without biases
+        W_O             (H, D, C)     c_proj.bias     (C,)
+
+    How they are laid out in `c_attn` (GPT-2's name: the rows of q, then k, then v) is known here alone.
+
     Args:
         config: a resolved one.
         index: the place of its block when it was built, from 0; it sets the scale, which the module keeps.
@@ -67,56 +74,94 @@ class Attention(nn.Module):
         self.n_head, self.d_head = config.n_head, config.d_head
         self.scale = config.attn_scale / (index + 1 if config.attn_scale_by_depth else 1)
         width = config.n_head * config.d_head
-        self.c_attn = nn.Linear(config.d_model, 3 * width, bias=config.bias)
+        self.rows = (width, width, width)
+        """Rows of `c_attn` that belong to q, k and v."""
+        self.c_attn = nn.Linear(config.d_model, sum(self.rows), bias=config.bias)
         self.c_proj = nn.Linear(width, config.d_model, bias=config.bias)
         self.dropout = config.attn_dropout
+        kind = NormKind(config.norm, config.norm_eps, bias=False)
         self.q_norm, self.k_norm = (
-            make_norm(config, f"attn.{name}", width=config.d_head, bias=False) if config.qk_norm else nn.Identity()
-            for name in ("q_norm", "k_norm")
+            kind.make(config.d_head, f"attn.{name}") if config.qk_norm else Empty() for name in ("q_norm", "k_norm")
         )
 
-    @property
-    def value_bias(self) -> Tensor | None:
-        """The values' part of the bias of `c_attn`, (H, D); a view, or None without biases.
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of x, (..., C), each (..., H, D): before QK-norm and rotation."""
+        q, k, v = self.c_attn(x).split(self.rows, dim=-1)
+        return self._by_head(q, -1), self._by_head(k, -1), self._by_head(v, -1)
 
-        Every pattern sums to 1, so each z holds it whole, whatever was attended to.
-        """
+    @property
+    def W_Q(self) -> Tensor:
+        """The query projection by head, (H, C, D)."""
+        return self._weight(0)
+
+    @property
+    def W_K(self) -> Tensor:
+        """The key projection by head, (H, C, D)."""
+        return self._weight(1)
+
+    @property
+    def W_V(self) -> Tensor:
+        """The value projection by head, (H, C, D)."""
+        return self._weight(2)
+
+    @property
+    def W_O(self) -> Tensor:
+        """The output projection by head, (H, D, C): the write is the sum of z[h] @ W_O[h], and `c_proj.bias`."""
+        return self._by_head(self.c_proj.weight.T, 0)
+
+    @property
+    def b_Q(self) -> Tensor | None:
+        """The queries' bias, (H, D)."""
+        return self._bias(0)
+
+    @property
+    def b_K(self) -> Tensor | None:
+        """The keys' bias, (H, D)."""
+        return self._bias(1)
+
+    @property
+    def b_V(self) -> Tensor | None:
+        """The values' bias, (H, D). A pattern's row sums to 1, so each z holds it whole, whatever is attended to."""
+        return self._bias(2)
+
+    def _by_head(self, x: Tensor, dim: int) -> Tensor:
+        return x.unflatten(dim, (-1, self.d_head))
+
+    def _weight(self, part: int) -> Tensor:
+        return self._by_head(self.c_attn.weight.split(self.rows)[part], 0).mT
+
+    def _bias(self, part: int) -> Tensor | None:
         bias = self.c_attn.bias
-        return None if bias is None else bias.chunk(3)[2].unflatten(0, (self.n_head, self.d_head))
+        return None if bias is None else self._by_head(bias.split(self.rows)[part], 0)
 
-    @property
-    def output(self) -> Tensor:
-        """W_O by head, (H, D, C): head h returns z[h] @ output[h], and `c_proj` their sum and its bias. A view."""
-        return self.c_proj.weight.T.unflatten(0, (self.n_head, self.d_head))
-
-    def initialise(self, init: Initialiser) -> None:
-        """Draw q, k, v and the output projection, each with its own fans."""
-        for part, gain in zip(self.c_attn.weight.chunk(3), (1.0, 1.0, init.branch), strict=True):
-            init.matrix(part, gain)
-        init.matrix(self.c_proj.weight, init.out)
+    def init_weights(self, init: Initialiser, name: str) -> None:
+        """Draw q, k, v and the output projection, each with its own fans; `name` is the module's."""
+        parts = zip("qkv", self.c_attn.weight.split(self.rows), (1.0, 1.0, init.branch), strict=True)
+        for part, weight, gain in parts:
+            init.matrix(f"{name}.c_attn.weight.{part}", weight, gain)
+        init.matrix(f"{name}.c_proj.weight", self.c_proj.weight, init.out)
         init.zero(self.c_attn.bias)
         init.zero(self.c_proj.bias)
 
-    def forward(self, x: Tensor, view: View = CAUSAL, slot: CacheSlot | None = None, tap: Tap | None = None) -> Tensor:
-        """(B, T, C) -> (B, T, C). With a cache slot the queries also see the keys that it holds."""
-        q, k, v = self.c_attn(x).unflatten(-1, (3, self.n_head, self.d_head)).unbind(-3)  # (B, T, H, D)
+    def forward(self, x: Tensor, view: View = CAUSAL, kv: KV | None = None, tap: Tap | None = None) -> Tensor:
+        """(B, T, C) -> (B, T, C). With a cache entry the queries also see the keys that it holds."""
+        q, k, v = self.qkv(x)  # (B, T, H, D)
         q, k = self.q_norm(q), self.k_norm(k)
         if view.rotation is not None:
             q, k = rotate(q, *view.rotation), rotate(k, *view.rotation)
         q, k, v = touch(tap, "attn.q", q), touch(tap, "attn.k", k), touch(tap, "attn.v", v)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # (B, H, T, D)
-        if slot is not None:
-            k, v = slot.append(k, v)
+        if kv is not None:
+            k, v = kv.append(k, v)
         z = self._mix(q, k, v, view, tap).transpose(1, 2)  # (B, T, H, D)
         return self.c_proj(touch(tap, "attn.z", z).flatten(-2))
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, view: View, tap: Tap | None) -> Tensor:
-        """softmax(q k^T) v, (B, H, T, D). A read of the pattern is recomputed beside the fused kernel."""
+        """softmax(q k^T) v, (B, H, T, D). A pattern that is only looked at is computed beside the fused kernel."""
         dropout = self.dropout if self.training else 0.0
-        if tap is not None and "attn.pattern" in tap.points:
-            pattern = tap("attn.pattern", self._pattern(q, k, view))
-            if "attn.pattern" in tap.writes:
-                return F.dropout(pattern, dropout) @ v
+        pattern = replaced(tap, "attn.pattern", lambda: self._pattern(q, k, view))
+        if pattern is not None:
+            return F.dropout(pattern, dropout) @ v
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=view.mask, is_causal=view.causal, dropout_p=dropout, scale=self.scale
         )

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from mainstem import residuals
 from mainstem.config import ModelConfig
-from mainstem.model.attention import CAUSAL, Attention, CacheSlot, View
+from mainstem.model.attention import CAUSAL, KV, Attention, View
 from mainstem.model.init import Initialiser
 from mainstem.model.mlp import MLP
 from mainstem.model.names import point, write
-from mainstem.model.norms import Norm
+from mainstem.model.norms import Norm, NormKind
 from mainstem.model.sublayer import Join, make_gain
 from mainstem.model.tap import Tap, touch
 
@@ -56,19 +56,20 @@ class Block(nn.Module):
         slots = residuals.row(config.residual).slots(index, config.n_layer)
         gain = make_gain(slots, config.d_model)
         self.attn = Attention(config, index)
-        self.res_1 = Join(slots, config, config.attn_out_dropout, "res_1", "attn_out", gain)
+        width, kind = config.d_model, NormKind.of(config)
+        self.res_1 = Join(slots, width, kind, config.attn_out_dropout, "res_1", "attn_out", gain)
         self.mlp: MLP | None = None
         if config.d_mlp:
             self.mlp = MLP(config)
             if slots.gain != "scalar":
                 gain = make_gain(slots, config.d_model)
-            self.res_2 = Join(slots, config, config.mlp_out_dropout, "res_2", "mlp_out", gain)
+            self.res_2 = Join(slots, width, kind, config.mlp_out_dropout, "res_2", "mlp_out", gain)
 
-    def initialise(self, init: Initialiser) -> None:
-        """Draw the weights of both branches; norms and gains keep what they were built with."""
-        self.attn.initialise(init)
+    def init_weights(self, init: Initialiser, name: str) -> None:
+        """Draw the weights of both branches; `name` is the block's."""
+        self.attn.init_weights(init, f"{name}.attn")
         if self.mlp is not None:
-            self.mlp.initialise(init)
+            self.mlp.init_weights(init, f"{name}.mlp")
 
     def joins(self, index: int) -> list[Site]:
         """Its joins in the order of the forward pass, as block `index` of a stack."""
@@ -84,10 +85,10 @@ class Block(nn.Module):
         mlp = ["resid_mid", *self.res_2.points(["mlp.pre", "mlp.post"])] if self.mlp is not None else []
         return ["resid_pre", *attention, *mlp, "resid_post"]
 
-    def forward(self, x: Tensor, view: View = CAUSAL, slot: CacheSlot | None = None, tap: Tap | None = None) -> Tensor:
+    def forward(self, x: Tensor, view: View = CAUSAL, kv: KV | None = None, tap: Tap | None = None) -> Tensor:
         """The stream, (B, T, C), after both branches."""
         x = touch(tap, "resid_pre", x)
-        x = self.res_1(x, lambda read: self.attn(read, view, slot, tap), tap)
+        x = self.res_1(x, lambda read: self.attn(read, view, kv, tap), tap)
         if self.mlp is not None:
             mlp, x = self.mlp, touch(tap, "resid_mid", x)
             x = self.res_2(x, lambda read: mlp(read, tap), tap)

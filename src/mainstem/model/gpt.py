@@ -1,7 +1,7 @@
 """GPT: embed, let every block read the stream and write to it, unembed."""
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,13 @@ from torch.utils.checkpoint import checkpoint
 from mainstem import residuals
 from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
-from mainstem.model.attention import CacheSlot, View, rotation
+from mainstem.model.attention import KV, View, rotation
 from mainstem.model.block import Block, Site
 from mainstem.model.init import Initialiser
 from mainstem.model.names import FINAL, point
-from mainstem.model.norms import Empty, Norm, make_norm
-from mainstem.model.tap import Scope, Tap, check_points, touch
+from mainstem.model.norms import Empty, LayerNorm, Norm, NormKind, RMSNorm
+from mainstem.model.sublayer import Gain
+from mainstem.model.tap import Scope, Tap, check_points, for_pass, touch
 
 
 class Cache(Protocol):
@@ -24,12 +25,12 @@ class Cache(Protocol):
     length: int
     """How many positions it holds."""
 
-    def __getitem__(self, block: int) -> CacheSlot:
-        """The slot of a block."""
+    def __getitem__(self, block: int) -> KV:
+        """The entry of a block."""
         ...
 
     def advance(self, count: int) -> None:
-        """Note that every slot has been given `count` more positions."""
+        """Note that every entry has been given `count` more positions."""
         ...
 
 
@@ -40,34 +41,69 @@ class GPT(nn.Module):
 
     Args:
         config: what to build; kept as `model.config`, resolved.
-        seed: the initial weights follow from it.
+        seed: of the initial weights (`init_weights`); None leaves the memory as it is, for weights to come.
+
+    The caller's random state is not touched. Under `torch.device("meta")` only shapes are made; after `to_empty`, call
+    `init_weights`.
     """
 
-    def __init__(self, config: ModelConfig, seed: int = 1):
+    def __init__(self, config: ModelConfig, seed: int | None = 1):
         super().__init__()
         self.config = config = config.resolved()
+        self.recompute = False
+        """Whether a pass with gradients keeps of each block only what it reads; backward computes the rest again."""
+        device = torch.get_default_device()
+        with torch.device("meta"):  # PyTorch's layers would draw weights from the caller's random state
+            self._build(config)
+        if device.type != "meta":
+            self.to_empty(device=device)
+            self._reset()
+            if seed is not None:
+                self.init_weights(seed)
+
+    def _build(self, config: ModelConfig) -> None:
         C, V = config.d_model, config.vocab_size
         self.wte = nn.Embedding(V, C)
         self.wpe = nn.Embedding(config.n_ctx, C) if config.position == "learned" else None
         self.embd_dropout = nn.Dropout(config.embd_dropout) if config.embd_dropout else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.n_layer))
-        self.ln_f: Norm | Empty = make_norm(config, "ln_f") if residuals.row(config.residual).ln_f else Empty()
+        has_ln_f = residuals.row(config.residual).ln_f
+        self.ln_f: Norm | Empty = NormKind.of(config).make(C, "ln_f") if has_ln_f else Empty()
         self.lm_head = nn.Linear(C, V, bias=config.lm_head_bias)
-        if config.tie_embeddings:
-            self.lm_head.weight = self.wte.weight
-        self.recompute = False
-        """Whether a pass with gradients keeps of each block only what it reads; backward computes the rest again."""
-        self._initialise(Initialiser(config, seed))
+        self._tie()
 
-    def _initialise(self, init: Initialiser) -> None:
-        init.embedding(self.wte.weight)
+    def _tie(self) -> None:
+        if self.config.tie_embeddings and "weight" in self.lm_head._parameters:  # quantized, they share a matrix
+            self.lm_head.weight = self.wte.weight
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
+        """Every conversion of PyTorch's goes through here; one that makes new parameters must not undo the tie."""
+        super()._apply(fn, recurse)
+        self._tie()
+        return self
+
+    def _reset(self) -> None:
+        """Set norms and gains to what they start from."""
+        for module in self.modules():
+            if isinstance(module, LayerNorm | RMSNorm | Gain):
+                module.reset_parameters()
+
+    def init_weights(self, seed: int = 1) -> None:
+        """Set every parameter to its initial value: the same bytes for a config and seed, on any device.
+
+        Each weight is drawn from a generator of its own, seeded by (seed, name), so two configs that differ in one part
+        start equal in all others. `docs/residuals.md` has the standard deviations.
+        """
+        init = Initialiser(self.config, seed)
+        self._reset()
+        init.embedding("wte.weight", self.wte.weight)
         if self.wpe is not None:
-            init.embedding(self.wpe.weight)
-        for block in self.blocks:
+            init.embedding("wpe.weight", self.wpe.weight)
+        for index, block in enumerate(self.blocks):
             assert isinstance(block, Block)
-            block.initialise(init)
+            block.init_weights(init, point("", index).rstrip("."))
         if self.lm_head.weight is not self.wte.weight:
-            init.matrix(self.lm_head.weight)
+            init.matrix("lm_head.weight", self.lm_head.weight)
         init.zero(self.lm_head.bias)
 
     def forward(
@@ -89,8 +125,7 @@ class GPT(nn.Module):
 
         Raises ConfigError when the positions exceed n_ctx.
         """
-        if tap is not None and not tap.points:
-            tap = None  # one that asks for nothing costs nothing
+        tap = for_pass(tap, cache.length if cache is not None else 0, ids.shape[-1], cache is not None)
         if tap is not None:
             check_points(tap.points, self.points())
         x, view = self.embed(ids, mask=mask, cache=cache, tap=tap)
@@ -147,8 +182,8 @@ class GPT(nn.Module):
             if recompute:
                 x = checkpoint(block, x, view, use_reentrant=False)  # draws the same dropout again
                 continue
-            slot = cache[index] if cache is not None else None
-            x = block(x, view, slot, Scope(tap, point("", index)) if tap is not None else None)
+            kv = cache[index] if cache is not None else None
+            x = block(x, view, kv, Scope(tap, point("", index)) if tap is not None else None)
         return touch(tap, FINAL, x)
 
     def unembed(self, x: Tensor, tap: Tap | None = None) -> Tensor:

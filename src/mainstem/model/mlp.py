@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mainstem.config import GATED, ModelConfig
 from mainstem.model.init import Initialiser
-from mainstem.model.tap import Tap, touch
+from mainstem.model.tap import Tap, replaced, touch
 
 
 def _relu2(x: Tensor) -> Tensor:
@@ -42,11 +42,12 @@ class MLP(nn.Module):
         """activation(product + bias) in one pass, where `kernels.equip` has put it."""
         self.dropout = nn.Dropout(config.mlp_dropout) if config.mlp_dropout else nn.Identity()
 
-    def initialise(self, init: Initialiser) -> None:
-        """Draw both matrices; a gated c_fc is two, each with its own fans."""
-        for part in self.c_fc.weight.chunk(2 if self.gated else 1):
-            init.matrix(part, init.branch)
-        init.matrix(self.c_proj.weight, init.out)
+    def init_weights(self, init: Initialiser, name: str) -> None:
+        """Draw both matrices; a gated c_fc is two, each with its own fans. `name` is the module's."""
+        halves = ("gate", "up") if self.gated else ("",)
+        for half, weight in zip(halves, self.c_fc.weight.chunk(len(halves)), strict=True):
+            init.matrix(f"{name}.c_fc.weight.{half}".rstrip("."), weight, init.branch)
+        init.matrix(f"{name}.c_proj.weight", self.c_proj.weight, init.out)
         init.zero(self.c_fc.bias)
         init.zero(self.c_proj.bias)
 
@@ -59,9 +60,8 @@ class MLP(nn.Module):
         if self.gated:
             gate, up = self.c_fc(x).chunk(2, dim=-1)  # each (B, T, M)
             return self.activation(touch(tap, "mlp.pre", gate)) * up
-        if self.gelu_bias is None or x.dtype != torch.float32 or (tap is not None and "mlp.pre" in tap.writes):
+        if self.gelu_bias is None or x.dtype != torch.float32:
             return self.activation(touch(tap, "mlp.pre", self.c_fc(x)))
         product, bias = F.linear(x, self.c_fc.weight), self.c_fc.bias
-        if tap is not None and "mlp.pre" in tap.points:  # a read is computed beside the loop
-            tap("mlp.pre", (product + bias).to(product.dtype))
-        return self.gelu_bias(product, bias)
+        pre = replaced(tap, "mlp.pre", lambda: (product + bias).to(product.dtype))
+        return self.gelu_bias(product, bias) if pre is None else self.activation(pre)

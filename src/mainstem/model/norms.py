@@ -1,6 +1,8 @@
 """LayerNorm and RMSNorm with their statistics in reach of a tap, and the empty slot."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -72,9 +74,21 @@ class Empty(nn.Identity):
         return []
 
 
-def make_norm(config: ModelConfig, point: str, width: int | None = None, bias: bool | None = None) -> Norm:
-    """The norm that the config names, over `width` (d_model if None), its statistics offered under `point`."""
-    width = width or config.d_model
-    if config.norm == "rmsnorm":
-        return RMSNorm(width, config.norm_eps, point)
-    return LayerNorm(width, config.norm_eps, config.bias if bias is None else bias, point)
+@dataclass(frozen=True)
+class NormKind:
+    """Which norm a model has: `layernorm` or `rmsnorm`, its eps, and whether a layernorm has a bias."""
+
+    name: str = "layernorm"
+    eps: float = 1e-5
+    bias: bool = True
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Self:
+        """The kind that a config names."""
+        return cls(config.norm, config.norm_eps, config.bias)
+
+    def make(self, width: int, point: str) -> Norm:
+        """A norm over `width`, its statistics at `{point}.mean` and `{point}.scale`."""
+        if self.name == "rmsnorm":
+            return RMSNorm(width, self.eps, point)
+        return LayerNorm(width, self.eps, self.bias, point)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mainstem import residuals
 from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
-from mainstem.model.norms import Empty, Norm, make_norm
+from mainstem.model.norms import Empty, Norm, NormKind
 from mainstem.model.tap import Tap, touch
 from mainstem.residuals import Slots
 
@@ -39,7 +39,12 @@ class Gain(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], value: float):
         super().__init__()
+        self.value = value
         self.weight = nn.Parameter(torch.full(shape, value))
+
+    def reset_parameters(self) -> None:
+        """Set the weight to the value that it was built with."""
+        nn.init.constant_(self.weight, self.value)
 
     def forward(self, x: Tensor) -> Tensor:
         """Weight * x."""
@@ -59,11 +64,20 @@ def _constant(value: float) -> nn.Module:
 class Join(nn.Module):
     """One join of a branch to the stream; unused slots are identities."""
 
-    def __init__(self, slots: Slots, config: ModelConfig, dropout: float, name: str, write_point: str, gain: nn.Module):
+    def __init__(
+        self,
+        slots: Slots,
+        d_model: int,
+        kind: NormKind,
+        dropout: float,
+        name: str,
+        write_point: str,
+        gain: nn.Module,
+    ):
         super().__init__()
 
         def norm(slot: str) -> Norm | Empty:
-            return make_norm(config, f"{name}.{slot}") if getattr(slots, slot) else Empty()
+            return kind.make(d_model, f"{name}.{slot}") if getattr(slots, slot) else Empty()
 
         self.ln_in, self.ln_out, self.ln_add = norm("ln_in"), norm("ln_out"), norm("ln_add")
         self.skip, self.damp, self.gain = _constant(slots.skip), _constant(slots.damp), gain
@@ -117,14 +131,13 @@ class Sublayer(nn.Module):
         depth: int = 1,
     ):
         super().__init__()
-        config = ModelConfig(
-            n_head=1, d_model=d_model, residual=residual, dropout=dropout, norm=norm, norm_eps=norm_eps, bias=bias
-        )
+        ModelConfig(n_head=1, d_model=d_model, dropout=dropout, norm=norm, norm_eps=norm_eps)  # raises ConfigError
         if not 0 <= index < depth:
             raise ConfigError(f"index: {index} is not a block of a stack of depth {depth}; choose 0 to {depth - 1}")
         slots = residuals.row(residual).slots(index, depth)
         self.branch = branch
-        self.join = Join(slots, config, dropout, "join", "write", make_gain(slots, d_model))
+        kind = NormKind(norm, norm_eps, bias)
+        self.join = Join(slots, d_model, kind, dropout, "join", "write", make_gain(slots, d_model))
 
     def forward(self, x: Tensor, tap: Tap | None = None) -> Tensor:
         """(..., C) -> (..., C). A tap may ask for `write`, and for the norms at `join.ln_in.mean` and so on."""

@@ -5,7 +5,7 @@ called. Recording, ablating and patching are three taps. Nothing outlives the ca
 `mainstem.model.names` lists the points.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from torch import Tensor
@@ -14,26 +14,45 @@ from mainstem.errors import ConfigError, nearest
 
 
 class Tap(Protocol):
-    """What the model asks of a tap."""
+    """What the model asks of a tap.
+
+    A tap that has a method `for_pass(offset, length, partial)` is asked for the tap of each pass, which reads `length`
+    positions after the `offset` that its KV cache holds; `partial` says whether the text may go on in a later pass.
+    """
 
     @property
     def points(self) -> Collection[str]:
         """The points to be called at."""
         ...
 
-    @property
-    def writes(self) -> Collection[str]:
-        """Those at which another tensor than the one given may be returned."""
-        ...
-
     def __call__(self, point: str, tensor: Tensor) -> Tensor:
-        """Look at the tensor of this point and return what is to take its place."""
+        """Look at the tensor of this point, and return it, or another one that takes its place."""
         ...
 
 
 def touch(tap: Tap | None, point: str, tensor: Tensor) -> Tensor:
-    """The tensor, after the tap has had its say if it asked for this point."""
+    """What the tap leaves at this point: the tensor itself where it did not ask for it."""
     return tensor if tap is None or point not in tap.points else tap(point, tensor)
+
+
+def replaced(tap: Tap | None, point: str, compute: Callable[[], Tensor]) -> Tensor | None:
+    """What the tap put in the place of a tensor that is computed for it alone; None where it only looked, or did not.
+
+    For what a fused kernel does not hand out: as long as nothing is changed, the kernel's own result is used.
+    """
+    if tap is None or point not in tap.points:
+        return None
+    tensor = compute()
+    version = None if tensor.is_inference() else tensor._version
+    returned = tap(point, tensor)
+    return None if returned is tensor and version in (None, tensor._version) else returned
+
+
+def for_pass(tap: Tap | None, offset: int, length: int, partial: bool) -> Tap | None:
+    """The tap of one pass; None if it asks for nothing, so that it costs nothing."""
+    bind = getattr(tap, "for_pass", None)
+    tap = tap if bind is None else bind(offset, length, partial)
+    return tap if tap is not None and tap.points else None
 
 
 class Scope:
@@ -42,7 +61,6 @@ class Scope:
     def __init__(self, tap: Tap, prefix: str):
         self._tap, self._prefix = tap, prefix
         self.points = {p.removeprefix(prefix) for p in tap.points if p.startswith(prefix)}
-        self.writes = {p.removeprefix(prefix) for p in tap.writes if p.startswith(prefix)}
 
     def __call__(self, point: str, tensor: Tensor) -> Tensor:
         """Pass the call on under the full name."""
@@ -51,8 +69,6 @@ class Scope:
 
 class Recorder:
     """The tap that records: `values[point]` is the tensor of the last call, in the graph if there is one."""
-
-    writes: Collection[str] = ()
 
     def __init__(self, points: str | Iterable[str]):
         self.points = frozenset([points] if isinstance(points, str) else points)

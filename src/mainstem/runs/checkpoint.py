@@ -144,7 +144,7 @@ def read_model(checkpoint: Path, settings: Mapping[str, Any]) -> GPT:
 
     `settings` are its `config.json`. Raises RunError naming the file that is damaged or does not fit.
     """
-    model, weights = GPT(ModelConfig.from_dict(settings["model"])), settings.get("weights", "fp32")
+    model, weights = GPT(ModelConfig.from_dict(settings["model"]), seed=None), settings.get("weights", "fp32")
     if weights not in quantized.WEIGHTS:
         raise RunError(f"{checkpoint / CONFIG}: weights {weights!r} are unknown; a later version may read them")
     if weights != "fp32":

@@ -82,7 +82,7 @@ def sources(record: Record, token: Token, foil: Token | None = None, pos: int = 
 def _by_source(record: Record, passage: Passage, attn: Attention, at_write: Tensor, span: slice) -> Tensor:
     """(B, H, T) of one block: pattern times value, along a direction of the write, (B, 1, C)."""
     v, pattern = (record[passage.site.point(f"attn.{name}")] for name in ("v", "pattern"))  # v: (B, T, H, D)
-    read = torch.einsum("bc,hdc->bhd", passage.pull_returned(at_write)[:, 0], attn.output)
+    read = torch.einsum("bc,hdc->bhd", passage.pull_returned(at_write)[:, 0], attn.W_O)
     return pattern[:, :, span][:, :, 0] * torch.einsum("bthd,bhd->bht", v, read)
 
 

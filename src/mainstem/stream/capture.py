@@ -112,11 +112,12 @@ class _Differentiable(Recorder):
 
     def __init__(self, points: Iterable[str]):
         super().__init__({*points, "embed"})
-        self.writes = [point for point in self.points if point.endswith(".pattern")]  # so that it is in the graph
 
     def __call__(self, point: str, tensor: Tensor) -> Tensor:
         if point in ("embed", "pos_embed"):
             tensor = tensor.detach().requires_grad_()
+        elif point.endswith((".pattern", ".pre")):  # another tensor, so that it is what the pass goes on with
+            tensor = tensor.view_as(tensor)
         return super().__call__(point, tensor)
 
 

@@ -291,11 +291,11 @@ def written(record: Record, passage: Passage, by: str, span: slice) -> Iterator[
         return _Parts([names.row(site.block, name)], one, vector[None, None], passage)
 
     if isinstance(branch, Attention):
-        z, b_V = record[site.point("attn.z")][:, span], branch.value_bias  # (B, T, H, D), (H, D)
+        z, b_V = record[site.point("attn.z")][:, span], branch.b_V  # (B, T, H, D), (H, D)
         labels = [names.head(site.block, head) for head in range(branch.n_head)]
-        yield _Parts(labels, z if b_V is None else z - b_V, branch.output, passage)
+        yield _Parts(labels, z if b_V is None else z - b_V, branch.W_O, passage)
         if b_V is not None:  # every pattern sums to 1, so what a head writes of it is the same everywhere
-            yield bias("attn.b_V", torch.einsum("hd,hdc->c", b_V, branch.output))
+            yield bias("attn.b_V", torch.einsum("hd,hdc->c", b_V, branch.W_O))
     else:
         post = record[site.point("mlp.post")][:, span, :, None]  # (B, T, M, 1)
         labels = [names.neuron(site.block, neuron) for neuron in range(post.shape[2])]

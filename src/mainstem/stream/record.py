@@ -145,7 +145,7 @@ class Record:
             return scores.masked_fill(~seen, float("-inf"))
         if name == "attn.result":
             z = self[f"{prefix}attn.z"]  # (B, T, H, D)
-            return torch.einsum("bthd,hdc->bthc", z, self._attention(layer).output)
+            return torch.einsum("bthd,hdc->bthc", z, self._attention(layer).W_O)
         if name.endswith(".normalized"):
             norm = name.removesuffix(".normalized")
             read = self.start(layer) if norm.startswith("res_1") else self[f"{prefix}resid_mid"]

@@ -1,6 +1,6 @@
 """Optimizers: every parameter in exactly one group, chosen by what it is in the model and never by its name."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mainstem.config import TrainConfig
 from mainstem.errors import RunError
+from mainstem.model.attention import Attention
 from mainstem.model.gpt import GPT
 
 
@@ -43,13 +44,20 @@ def orthogonalise(x: Tensor, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalised (Jordan et al. 2024), in float32 and batched over matrices of one shape.
 
-    A parameter may hold several stacked projections (c_attn holds q, k and v); `pieces` says how many. The update of a
-    matrix is scaled by sqrt(max(1, rows / columns)).
+    A parameter may hold several matrices one above the other (c_attn holds q, k and v); each is iterated by itself. The
+    update of a matrix is scaled by sqrt(max(1, rows / columns)).
+
+    Args:
+        parameters: matrices, (rows, columns).
+        stacked: the rows of each matrix in a parameter, by the parameter's id, where it holds several.
+        defaults: lr, momentum, weight_decay.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], pieces: Callable[[Tensor], int], **defaults: Any):
+    def __init__(
+        self, parameters: Iterable[Tensor], stacked: Mapping[int, Sequence[int]] | None = None, **defaults: Any
+    ):
         super().__init__(parameters, defaults)
-        self._pieces = pieces
+        self._stacked = stacked or {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -65,12 +73,12 @@ class Muon(torch.optim.Optimizer):
                 momentum = state["momentum"]
                 momentum.lerp_(p.grad, 1 - group["momentum"])
                 update = p.grad.lerp(momentum, group["momentum"])  # Nesterov
-                pieces = self._pieces(p)
-                for weight, piece in zip(p.chunk(pieces), update.chunk(pieces), strict=True):
+                rows = list(self._stacked.get(id(p), (len(p),)))
+                for weight, piece in zip(p.split(rows), update.split(rows), strict=True):
                     shapes.setdefault(tuple(weight.shape), []).append((weight, piece))
-            for (rows, columns), pairs in shapes.items():
+            for (height, width), pairs in shapes.items():
                 updates = orthogonalise(torch.stack([piece for _, piece in pairs]))
-                scale = group["lr"] * max(1.0, rows / columns) ** 0.5
+                scale = group["lr"] * max(1.0, height / width) ** 0.5
                 weights = [weight for weight, _ in pairs]
                 torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(weights, list(updates.unbind()), alpha=-scale)
@@ -96,10 +104,10 @@ class Optimizer:
         )
         self._parts: list[torch.optim.Optimizer] = [adamw]
         if by_muon:
-            fused_qkv = {id(block.attn.c_attn.weight) for block in model.blocks}  # type: ignore[union-attr]
+            attentions = (site.branch for site in model.joins() if isinstance(site.branch, Attention))
             muon = Muon(
                 matrices,
-                lambda p: 3 if id(p) in fused_qkv else 1,
+                {id(attn.c_attn.weight): attn.rows for attn in attentions},
                 lr=config.muon_lr,
                 momentum=config.momentum,
                 weight_decay=config.weight_decay,

@@ -4,7 +4,7 @@ They are taken in a pass of their own over a few windows of the step's batch, wi
 random state, so a run that is watched and one that is not end in the same bytes.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -127,8 +127,6 @@ class Vitals:
 
 class _FirstBad:
     """A tap that keeps the name of the first point with a NaN or an infinity."""
-
-    writes: Collection[str] = ()
 
     def __init__(self, points: Iterable[str]):
         self.points = frozenset(points)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstem.errors import ConfigError
+from mainstem.generation.cache import KVCache
 from mainstem.generation.decoding import generate_ids
 from mainstem.stream.capture import capture
 from mainstem.stream.change.intervene import At, Copies, Intervention, add, locate, mean, resample, set_to, zero
@@ -170,16 +171,52 @@ def test_it_steers_a_cached_generation_as_an_uncached_one(config):
     assert cached == generate_ids(model, prompts, tap=tap, use_cache=False, **GREEDY)
 
 
-@pytest.mark.parametrize("pos", [0, -1, 2])
-@pytest.mark.parametrize("prompt", [[1], [1, 2, 3]])
-def test_a_change_at_a_position_is_refused_where_a_cache_is_continued(prompt, pos):
-    """Also where the position would be one of the step's; without a cache, positions are those of the window."""
+TARGETS = [
+    At("resid_post1", 1),
+    At(("attn_out", 0), [0, 2, 4]),
+    At("L1H1.pattern", 3),
+    At("L0H0.k", 5),
+    At("resid_pre0", 40),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("residual", ["pre", "post"])
+def test_a_change_at_a_position_is_the_same_with_a_cache_and_without(residual, target):
+    """Made when its position is read; padded rows, positions of the prompt and of what is generated, and none of it."""
+    model = build(small(residual, n_ctx=20), torch.float32)
+    other = capture(model, tokens(model.config, rows=1, length=20), model.points())
+    for change in (zero(), add(1.5), resample(other)):
+        if isinstance(target.pos, int) and target.pos > 20 and not callable(change):
+            continue  # the other pass has no such position either
+        if target.target == "L1H1.pattern" and not callable(change):
+            continue  # its keys are as many as the pass has
+        tap = Intervention(model, {target: change})
+        for prompts in ([[1, 2, 3]], [[1, 2, 3, 4], [5]]):
+            cached = generate_ids(model, prompts, tap=tap, max_new_tokens=9, temperature=2.0)
+            assert cached == generate_ids(model, prompts, tap=tap, max_new_tokens=9, temperature=2.0, use_cache=False)
+
+
+def test_a_change_in_a_cached_pass_is_that_of_the_whole_pass():
+    """The logits of every position, read one by one: also those before the change, which it cannot reach."""
+    model, ids = build(small()), tokens(small(), rows=1)
+    tap = Intervention(model, {At("mlp_out0", [2, 4]): zero(), At("L1H0", 3): add(2.0)})
+    cache, parts = KVCache(model.config, 1, torch.float64), []
+    with torch.no_grad():
+        for i in range(T):
+            parts.append(model(ids[:, i : i + 1], cache=cache, tap=tap))
+        assert error(torch.cat(parts, dim=1), model(ids, tap=tap)) < 1e-12
+        assert error(model(ids), model(ids, tap=tap)) > 1e-3
+
+
+def test_positions_from_the_end_are_those_of_a_whole_pass():
     model = build(small(), torch.float32)
-    tap = Intervention(model, {At("resid_post1", pos): zero()})
-    with pytest.raises(ConfigError, match=r"continues a cache|out of range"):
-        generate_ids(model, [prompt], tap=tap, **GREEDY)
-    if pos < len(prompt):
-        assert len(generate_ids(model, [prompt], tap=tap, use_cache=False, **GREEDY)[0]) == 6
+    tap = Intervention(model, {At("resid_post1", -1): zero()})
+    with pytest.raises(ConfigError, match=r"-1 counts from the end.* continues a cache of 1; .*use_cache=False"):
+        generate_ids(model, [[1]], tap=tap, **GREEDY)
+    assert len(generate_ids(model, [[1]], tap=tap, use_cache=False, **GREEDY)[0]) == 6
+    with pytest.raises(ConfigError, match="out of range"):
+        model(tokens(model.config), tap=Intervention(model, {At("resid_post1", 40): zero()}))
 
 
 @pytest.mark.parametrize(

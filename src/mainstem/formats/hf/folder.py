@@ -147,7 +147,7 @@ def load(folder: Path, notice: Callable[[str], None] = lambda text: None) -> tup
     if config.tie_embeddings:
         files.tie()
     _require_size(config, files.weights, folder)
-    model = GPT(config)
+    model = GPT(config, seed=None)
     KEYS.fill(model, files, files.place)
     if others := sorted(files.dtypes - {"float32"}):
         how = " and rounded" if "float64" in others else ", exactly"

@@ -95,7 +95,7 @@ def head_writers(record: Record, site: Site) -> tuple[Tensor, Tensor | None]:
     """
     attn, passage = site.branch, Passage(record, site)
     assert isinstance(attn, Attention)
-    directions, norm = wide(attn.output), passage.out
+    directions, norm = wide(attn.W_O), passage.out
     if not isinstance(norm, RecordedNorm):
         return passage.gain.carry(directions), None
     return passage.gain.carry(norm._replace(scale=None).carry(directions)), norm.scale

@@ -200,7 +200,7 @@ def train_lens(
     if len(tuned.points) == 1:
         raise ConfigError("n_layer: the model has no blocks, so its only depth is the last, which has no map")
     optimizers = (
-        (lr, Muon(tuned.weight, lambda weight: 1, lr=lr, momentum=0.9, weight_decay=0.0)),
+        (lr, Muon(tuned.weight, lr=lr, momentum=0.9, weight_decay=0.0)),
         (0.1 * lr, torch.optim.Adam(tuned.bias, betas=(0.9, 0.95))),
     )
     with evaluating(model):

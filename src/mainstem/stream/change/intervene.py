@@ -10,7 +10,7 @@ Steering while it generates, ablating and patching are this one tap with other c
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from mainstem.config import ModelConfig
 from mainstem.errors import ConfigError
 from mainstem.model.gpt import GPT
-from mainstem.model.names import parse_label, point
+from mainstem.model.names import parse_label
 from mainstem.stream.points import Key, resolve
 from mainstem.stream.record import Record
 
@@ -30,7 +30,6 @@ Index = int | Sequence[int] | None
 
 _PARTS = {"head": ("z", "q", "k", "v", "pattern"), "neuron": ("post", "pre")}
 """What may be changed of a unit; the first is meant by its label alone."""
-_WITNESS = point("attn.pattern", 0)
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class At:
     target: Key
     """A point, by any name; or a label: `L1H3`, `L1H3.q`, `L2N17`, `0_mlp_out`."""
     pos: Index = None
-    """Columns of the pass, padding included; -1 is the last. Of `pattern`, the queries'."""
+    """Columns of the window, padding included; -1 is the last of the pass. Of `pattern`, the queries'."""
     units: Index = None
     """Heads of `q k v z pattern`; neurons of `mlp.pre` and `mlp.post`."""
 
@@ -223,15 +222,30 @@ def _fit(value: Tensor, like: Tensor) -> Tensor:
         raise ConfigError(f"a value of shape {tuple(value.shape)} does not fit {tuple(like.shape)}") from None
 
 
-class Intervention:
+class _Changes:
+    """A tap that makes changes at points, in order."""
+
+    def __init__(self, changes: Mapping[str, Sequence[tuple[Spot, Change]]]):
+        self._changes = changes
+        self.points = frozenset(changes)
+
+    def __call__(self, point: str, tensor: Tensor) -> Tensor:
+        """The tensor with this point's changes made."""
+        for spot, change in self._changes.get(point, ()):
+            tensor = spot.changed(tensor, change)
+        return tensor
+
+
+class Intervention(_Changes):
     """A tap that changes targets of a model.
 
     Args:
         model: whose targets they are.
         changes: target -> change. As pairs, a target may come twice; changes at one point are made in the order given.
 
-    It holds no state, and may be used with any number of passes. Positions are those of a whole pass, so a change that
-    is limited to some is refused in a pass that continues a cache: there, generate with `use_cache=False`.
+    It holds no state, and may be used with any number of passes. Positions count from the beginning of the window, also
+    in a pass that continues a KV cache: a change is made when its position is read, and what later ones attend to is
+    changed with it. Positions from the end (-1) are those of a whole pass, and refused in one that continues a cache.
 
     Raises ConfigError as `locate` does; during a pass, for a position that it does not have and values that do not fit.
     """
@@ -241,28 +255,54 @@ class Intervention:
         model: GPT,
         changes: Mapping[AnyTarget, Change | Referred] | Iterable[tuple[AnyTarget, Change | Referred]],
     ):
-        self._changes: dict[str, list[tuple[Spot, Change]]] = {}
+        self._given: list[tuple[Spot, Change | Referred]] = []
         for target, change in changes.items() if isinstance(changes, Mapping) else changes:
-            spot = locate(target, model)
             if not isinstance(change, Referred) and not callable(change):
                 raise ConfigError(f"{target!r}: {change!r} is not a change; give zero(), set_to(value) or a function")
-            bound = change.at(spot) if isinstance(change, Referred) else change
-            self._changes.setdefault(spot.point, []).append((spot, bound))
-        self.writes = frozenset(self._changes)
-        self._limited = any(spot.pos is not None for spots in self._changes.values() for spot, _ in spots)
-        # only a pattern tells how many positions were read before this pass
-        self.points = self.writes | ({_WITNESS} if self._limited and len(model.blocks) else set())
+            self._given.append((locate(target, model), change))
+        super().__init__(_by_point((spot, spot, change) for spot, change in self._given))
 
-    def __call__(self, point: str, tensor: Tensor) -> Tensor:
-        """The tensor with this point's changes made."""
-        if self._limited and point == _WITNESS and tensor.shape[-2] != tensor.shape[-1]:
-            raise ConfigError(
-                f"pos: this pass reads {tensor.shape[-2]} positions and continues a cache of "
-                f"{tensor.shape[-1] - tensor.shape[-2]}; positions are those of a whole pass: give use_cache=False"
-            )
-        for spot, change in self._changes.get(point, ()):
-            tensor = spot.changed(tensor, change)
-        return tensor
+    def for_pass(self, offset: int, length: int, partial: bool) -> _Changes:
+        """The tap of a pass that reads `length` positions after `offset` earlier ones.
+
+        `partial`: whether the text may go on in a later pass, so that a position which is not there yet is no fault.
+        """
+        limited = any(spot.pos is not None for spot, _ in self._given)
+        if not limited or (offset == 0 and not partial):
+            return self
+        parts = ((*_in_pass(spot, offset, length), change) for spot, change in self._given)
+        return _Changes(_by_point((local, whole, change) for local, whole, change in parts if local is not None))
+
+
+def _by_point(
+    changes: Iterable[tuple[Spot, Spot, Change | Referred]],
+) -> dict[str, list[tuple[Spot, Change]]]:
+    """Changes by point: each where its pass has it, and bound to where the whole text has it."""
+    by_point: dict[str, list[tuple[Spot, Change]]] = {}
+    for local, whole, change in changes:
+        bound = change.at(whole) if isinstance(change, Referred) else change
+        by_point.setdefault(local.point, []).append((local, bound))
+    return by_point
+
+
+def _in_pass(spot: Spot, offset: int, length: int) -> tuple[Spot | None, Spot]:
+    """The part of a target that a pass reads, by the pass's positions (None if it reads none of it) and the text's."""
+    if spot.pos is None:
+        return spot, spot
+    every = [spot.pos] if isinstance(spot.pos, int) else list(spot.pos)
+    if min(every) < 0:
+        if offset == 0:
+            return spot, spot
+        raise ConfigError(
+            f"pos: {min(every)} counts from the end, and this pass continues a cache of {offset}; "
+            "give positions from 0, or use_cache=False"
+        )
+    read = [pos for pos in every if offset <= pos < offset + length]
+    if not read:
+        return None, spot
+    if isinstance(spot.pos, int):
+        return replace(spot, pos=read[0] - offset), spot
+    return replace(spot, pos=[pos - offset for pos in read]), replace(spot, pos=read)
 
 
 class Copies:
@@ -272,10 +312,9 @@ class Copies:
         taps: of n interventions; the pass reads (n B, T), copy after copy.
     """
 
-    def __init__(self, taps: Sequence[Intervention]):
+    def __init__(self, taps: Sequence[_Changes]):
         self._taps = taps
         self.points = frozenset[str]().union(*(tap.points for tap in taps))
-        self.writes = frozenset[str]().union(*(tap.writes for tap in taps))
 
     def __call__(self, point: str, tensor: Tensor) -> Tensor:
         """The tensor, (n B, ...), with each copy changed."""
