@@ -427,7 +427,7 @@ def test_tokens_of_another_tokenizer_are_refused(small, tmp_path):
 
 
 def test_a_text_shorter_than_a_window_is_refused_with_both_numbers(data, tmp_path):
-    with pytest.raises(DataError, match=r"16 tokens, and one window needs 17 .*`n_ctx`"):
+    with pytest.raises(DataError, match=r"16 tokens, but one window needs 17 .*`n_ctx`"):
         training(tmp_path / "run", cut(data, train=16))
 
 

@@ -41,7 +41,7 @@ class GPT(nn.Module):
 
     Args:
         config: what to build; kept as `model.config`, resolved.
-        seed: of the initial weights (`init_weights`); None leaves the memory as it is, for weights to come.
+        seed: of the initial weights (`init_weights`); None leaves zeros, for weights to come.
 
     The caller's random state is not touched. Under `torch.device("meta")` only shapes are made; after `to_empty`, call
     `init_weights`.
@@ -57,9 +57,12 @@ class GPT(nn.Module):
             self._build(config)
         if device.type != "meta":
             self.to_empty(device=device)
-            self._reset()
             if seed is not None:
                 self.init_weights(seed)
+            else:
+                with torch.no_grad():
+                    for parameter in self.parameters():
+                        parameter.zero_()
 
     def _build(self, config: ModelConfig) -> None:
         C, V = config.d_model, config.vocab_size
