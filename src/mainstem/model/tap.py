@@ -45,7 +45,8 @@ def replaced(tap: Tap | None, point: str, compute: Callable[[], Tensor]) -> Tens
     tensor = compute()
     version = None if tensor.is_inference() else tensor._version
     returned = tap(point, tensor)
-    return None if returned is tensor and version in (None, tensor._version) else returned
+    untouched = returned is tensor and (version is None or version == tensor._version)
+    return None if untouched else returned
 
 
 def for_pass(tap: Tap | None, offset: int, length: int, partial: bool) -> Tap | None:
