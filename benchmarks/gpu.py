@@ -40,6 +40,7 @@ from mainstem.text.corpus import Source
 from mainstem.text.tokens import Prepared, prepare
 from mainstem.training.device import Device
 from mainstem.training.events import Saved, Step
+from mainstem.training.keeper import Keeper
 from mainstem.training.loop import Training
 
 SHAPES = {"small": ("andrea-nano", 64), "andrea-120m": ("andrea-120m", 16), "gpt2": ("gpt2", 16)}
@@ -176,7 +177,7 @@ def run(bench: Bench, path: Path, data: Prepared) -> Iterator[Any]:
     """The events of eight steps, saved after four."""
     model = PRESETS["tiny"].model.replace(vocab_size=data.tokenizer.vocab_size, dropout=0.1)
     config = TrainConfig(steps=8, batch_size=4, warmup=2, device=str(bench.where), save_every=4, vitals_every=0)
-    return Training(RunFolder(path), model, config, data).events()
+    return Keeper(RunFolder(path), Training(model, config, data)).events()
 
 
 def finished(bench: Bench, path: Path, data: Prepared) -> tuple[bytes, ...]:

@@ -10,6 +10,7 @@ from mainstem.errors import Interrupted
 from mainstem.runs.folder import RunFolder, read_rows
 from mainstem.text.tokens import Prepared
 from mainstem.training.events import Event
+from mainstem.training.keeper import Keeper
 from mainstem.training.loop import Training
 
 SHAPE = {"n_ctx": 16, "n_layer": 2, "n_head": 2, "d_model": 32}
@@ -29,21 +30,14 @@ def cut(data: Prepared, train: int = 16 * (8 * EPOCH + 1), val: int = 150) -> Pr
 def training(
     path: Path | str, data: Prepared, *, model: dict[str, Any] | None = None, init_from: Path | str | None = None,
     extend: bool = False, should_stop: Callable[[], None] = lambda: None, **pace: Any,
-) -> Training:  # fmt: skip
+) -> Keeper:  # fmt: skip
     """A run of SHAPE at PACE, with changes."""
     config = ModelConfig(**{**SHAPE, "vocab_size": data.tokenizer.vocab_size, **(model or {})})
-    return Training(
-        RunFolder(path),
-        config,
-        TrainConfig(**{**PACE, **pace}),
-        data,
-        init_from=init_from,
-        extend=extend,
-        should_stop=should_stop,
-    )
+    loop = Training(config, TrainConfig(**{**PACE, **pace}), data, should_stop=should_stop)
+    return Keeper(RunFolder(path), loop, init_from=init_from, extend=extend)
 
 
-def finish(training: Training) -> list[Event]:
+def finish(training: Keeper) -> list[Event]:
     """Every event to the end."""
     return list(training.events())
 

@@ -62,6 +62,7 @@ _HOMES = {
     "spectra": "mainstem.circuits.spectra",
     "steering_vector": "mainstem.stream.change.steering",
     "stream_text": "mainstem.generation.decoding",
+    "train": "mainstem.training.train",
     "train_lens": "mainstem.stream.analysis.tuned",
     "virtual": "mainstem.circuits.virtual",
     "zero": "mainstem.stream.change.intervene",

@@ -14,7 +14,6 @@ from benchmarks.time_to_loss import OURS, REFERENCE, Data, Ours, Run, Score, cha
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, DataError
 from mainstem.presets import PRESETS, Preset, preset
-from mainstem.runs.folder import RunFolder
 from mainstem.text.corpus import Source
 from mainstem.text.tokens import prepare
 from mainstem.training.loop import Training
@@ -99,7 +98,7 @@ def test_our_steps_are_those_of_the_training_loop(tmp_path):
     data = prepare(Source((tmp_path / "text.txt",)), tmp_path / "data", kind="char")
     config = SMALL.train.replace(steps=6, device="cpu", vitals_every=0, seed=5)
     vocabulary = data.tokenizer.vocab_size
-    training = Training(RunFolder(tmp_path / "run"), SMALL.model.replace(vocab_size=vocabulary), config, data)
+    training = Training(SMALL.model.replace(vocab_size=vocabulary), config, data)
     for _ in training.events():
         pass
     side = Ours(Preset("same", "", SMALL.model, config), np.asarray(data.train), vocabulary, seed=5)

@@ -47,7 +47,7 @@ def test_a_text_shorter_than_the_context_has_both_numbers(mainstem, shape, tmp_p
     """The message names the flag that helps."""
     (tmp_path / "in.txt").write_text("twenty bytes of text")
     result = mainstem("train", "run", *shape, "--data", "in.txt", "--tokenizer", "byte", "--model.n-ctx", "32")
-    check(result, 2, "tokens, and one window needs 33 (n_ctx + 1)", "--model.n-ctx")
+    check(result, 2, "tokens, but one window needs 33 (n_ctx + 1)", "--model.n-ctx")
     line = ["train", "other", *shape, "--data", "in.txt", "--tokenizer", "byte", "--model.n-ctx", "4", "--steps", "9"]
     assert mainstem(*line).code == 0  # far more steps than an epoch has
 
@@ -134,7 +134,7 @@ def test_a_prepared_folder_that_moved_is_the_same_text(mainstem, shape, text):
 
 def test_a_run_of_the_library_is_resumed_by_the_library(mainstem, trained):
     shutil.copytree(trained.path, "run")
-    check(mainstem("train", "run"), 2, "run: made by the library", "mainstem.Training")
+    check(mainstem("train", "run"), 2, "run: its token files are in another folder; give that folder as --data")
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '{"checkpoint": 3}', ""])

@@ -60,18 +60,18 @@ def test_what_is_not_well_is_said_with_its_numbers(changes, train_tokens, ill, s
 
 def test_memory_and_disk_are_weighed(roomy, tmp_path):
     need = counts.memory(MODEL, 8)
-    for memory, ill in ((need["training"], {"memory"}), (2 * need["training"], set()), (None, set())):
+    for memory, ill in ((need["training"] / doctor.MARGIN - 1, {"memory"}), (need["training"], set())):
         roomy(memory=memory)
         assert by_name(doctor.before(MODEL, TRAIN, tmp_path, None))[0] == ill
     roomy(disk=3 * need["checkpoint"])
     ill, texts = by_name(doctor.before(MODEL, TRAIN, tmp_path / "not" / "there", None))
     assert ill == {"disk"}
     assert str(tmp_path) in texts["disk"]
-    assert "lower `keep`, or choose another disk" in texts["disk"]
+    assert "lower `keep`, free some space, or choose another disk" in texts["disk"]
 
 
 def test_this_machine_tells_its_memory():
-    assert doctor.free_memory() is None or doctor.free_memory() > 10**6
+    assert doctor.free_memory() > 10**6
 
 
 def test_a_healthy_run_is_well(trained):
@@ -131,4 +131,5 @@ def test_leftovers_are_told(copied):
 
 def test_an_attention_free_config_is_looked_at_too(roomy, tmp_path):
     model, train = ModelConfig(n_layer=0), TrainConfig(micro_batch=2)
-    assert by_name(doctor.before(replace(model, d_mlp=0), train, tmp_path, None))[1]["memory"].startswith("about 0.0")
+    text = by_name(doctor.before(replace(model, d_mlp=0), train, tmp_path, None))[1]["memory"]
+    assert text.startswith("training needs about 0.0")

@@ -18,7 +18,7 @@ from mainstem.runs.folder import RunFolder, append_row, read_rows
 from mainstem.text import tokenizer as tokenizers
 from mainstem.text import tokens
 from mainstem.text.corpus import Source
-from mainstem.training import loop
+from mainstem.training import doctor, loop
 from mainstem.training import step as train_step
 from mainstem.training.events import Evaluated, Evaluating, Notice, Observed, Sampled, Saved, Step
 from mainstem.training.optim import Optimizer
@@ -109,15 +109,15 @@ def test_the_order_of_the_data_goes_on_over_an_epochs_end(small, tmp_path):
     """No window of an epoch is read twice or left out because of a stop on its last step."""
     seen = []
     first = training(tmp_path / "run", small, save_every=EPOCH, steps=2 * EPOCH)
-    assert first.windows.per_epoch == 8 * EPOCH
+    assert first.training.windows.per_epoch == 8 * EPOCH
     events = first.events()
     for event in events:
         if isinstance(event, Saved):
             break
     events.close()
     second = training(tmp_path / "run", small, save_every=EPOCH, steps=2 * EPOCH)
-    batch = second.windows.batch
-    second.windows.batch = lambda step, size: seen.append(step) or batch(step, size)
+    batch = second.training.windows.batch
+    second.training.windows.batch = lambda step, size: seen.append(step) or batch(step, size)
     finish(second)
     assert seen == list(range(EPOCH, 2 * EPOCH))
 
@@ -133,7 +133,7 @@ def test_watching_changes_nothing(small, tmp_path):
         torch.rand(1, generator=torch.default_generator)  # the generator that dropout draws from
         return "text"
 
-    watched.sample = sample
+    watched.training.sample = sample
     events = finish(watched)
     assert [event.step for event in events if isinstance(event, Observed)] == list(range(12))
     assert [event.step for event in events if isinstance(event, Sampled)] == list(range(1, 13))
@@ -186,7 +186,7 @@ def test_without_a_sound_checkpoint_it_starts_again(small, whole, tmp_path):
     for path in run.found():
         (path / atomic.MANIFEST).unlink()
     said = notices(finish(training(tmp_path / "run", small, **changes)))
-    assert "no checkpoint was sound; started again from step 0" in said
+    assert "no checkpoint was valid; started again from step 0" in said
     assert end(run) == whole["adamw"]
 
 
@@ -333,9 +333,9 @@ def test_a_second_writer_is_refused(small, tmp_path):
 
 def test_a_disk_that_is_too_small_is_refused_at_the_start(small, tmp_path, monkeypatch):
     """With both numbers, before anything is trained."""
-    monkeypatch.setattr(loop.shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=100_000))
     with pytest.raises(
-        TrainingFailed, match=r"two checkpoints need \d+ MB and 0 MB are free; .*another disk"
+        TrainingFailed, match=r"4 checkpoints need 2 MB, and 0 MB are free at .*another disk"
     ) as raised:
         finish(training(tmp_path / "run", small))
     assert raised.value.exit_code == 1
@@ -364,7 +364,7 @@ def test_a_disk_that_fills_at_a_save_keeps_the_checkpoint_before(small, tmp_path
 
 def test_weights_alone_are_not_resumed(small, tmp_path):
     run = RunFolder(tmp_path / "run")
-    checkpoint.save(run.checkpoint_at(3), training(run.path, small).model, None)
+    checkpoint.save(run.checkpoint_at(3), training(run.path, small).training.model, None)
     with pytest.raises(RunError, match=r"checkpoints and no run\.json"):
         finish(training(run.path, small))
     finish(training(tmp_path / "other", small, steps=1))
@@ -457,9 +457,9 @@ def test_accumulating_is_a_large_batch(small, tmp_path, monkeypatch):
 def test_the_logged_numbers_are_those_of_the_step(small, tmp_path):
     """Loss by hand on the first batch, the norm before clipping, bits per byte from the bytes of the targets."""
     made = training(tmp_path / "run", small, steps=1, clip=1e-3)
-    x, y = (torch.from_numpy(part) for part in made.windows.batch(0, 8))
-    loss = torch.nn.functional.cross_entropy(made.model(x).flatten(0, 1), y.flatten())
-    norm = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(made.model.parameters()))]).norm()
+    x, y = (torch.from_numpy(part) for part in made.training.windows.batch(0, 8))
+    loss = torch.nn.functional.cross_entropy(made.training.model(x).flatten(0, 1), y.flatten())
+    norm = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(made.training.model.parameters()))]).norm()
     event = next(event for event in finish(made) if isinstance(event, Step))
     assert event.loss == pytest.approx(loss.item(), rel=1e-6)
     assert event.grad_norm == pytest.approx(norm.item(), rel=1e-5)
@@ -505,7 +505,7 @@ def test_the_last_sound_checkpoint_outlives_a_failure(small, tmp_path):
     made = training(tmp_path / "run", small, eval_every=0)
     events = made.events()
     next(event for event in events if isinstance(event, Step) and event.step == 5)
-    made.model.wpe.weight.data.fill_(float("inf"))
+    made.training.model.wpe.weight.data.fill_(float("inf"))
     with pytest.raises(TrainingFailed, match=r"step 6 is not finite .*step-00000004 is the newest before it"):
         list(events)
     assert made.run.named("last") == made.run.checkpoint_at(4)
@@ -555,26 +555,26 @@ def test_a_held_out_loss_that_is_not_finite_fails_the_run(small, tmp_path, monke
 def test_the_first_place_that_went_bad_is_named(small, tmp_path, name, where):
     """In the order of the forward pass; what is not in the stream is in the loss or in a gradient."""
     made = training(tmp_path / "run", small)
-    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
+    before = {name: p.detach().clone() for name, p in made.training.model.named_parameters()}
     with torch.no_grad():
-        dict(made.model.named_parameters())[name].fill_(float("nan"))
+        dict(made.training.model.named_parameters())[name].fill_(float("nan"))
         before[name].fill_(float("nan"))
     with pytest.raises(TrainingFailed, match="no checkpoint is left"):
         finish(made)
     found = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]["where"]
     assert found == where
-    assert all(torch.equal(p.nan_to_num(7), before[n].nan_to_num(7)) for n, p in made.model.named_parameters())
+    assert all(torch.equal(p.nan_to_num(7), before[n].nan_to_num(7)) for n, p in made.training.model.named_parameters())
 
 
 def test_a_gradient_that_is_not_finite_is_never_stepped(small, tmp_path):
     """With a finite loss."""
     made = training(tmp_path / "run", small)
-    made.model.blocks[1].mlp.c_fc.weight.register_hook(lambda grad: grad * float("inf"))
-    before = made.model.wte.weight.detach().clone()
+    made.training.model.blocks[1].mlp.c_fc.weight.register_hook(lambda grad: grad * float("inf"))
+    before = made.training.model.wte.weight.detach().clone()
     said = r"gradient norm (nan|inf)\), first at the gradient of blocks\.1\.mlp\.c_fc"
     with pytest.raises(TrainingFailed, match=said):
         finish(made)
-    assert torch.equal(made.model.wte.weight, before)
+    assert torch.equal(made.training.model.wte.weight, before)
 
 
 def test_a_failed_run_fails_the_same_way_again(small, tmp_path):

@@ -15,7 +15,7 @@ from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.tap import Recorder
 from mainstem.runs.folder import RunFolder
-from mainstem.training import doctor, loop
+from mainstem.training import doctor
 from mainstem.training.device import Device
 from mainstem.training.evaluate import loss_sum
 from mainstem.training.events import Notice
@@ -85,7 +85,7 @@ def test_a_run_ends_in_the_same_bytes(lines, tmp_path, computed, changes, kernel
                 finish(training(run.path, lines, should_stop=StopAt(9), recompute=choices[0], **changes))
             assert run.newest()[0] is not None
         made = training(run.path, lines, recompute=choices[-1], **changes)
-        assert made.kernels == kernels
+        assert made.training.kernels == kernels
         finish(made)
         assert run.settings()["train"]["recompute"] == choices[-1]
         ends.append(end(run))
@@ -137,21 +137,22 @@ def estimates(data):
 
 def test_it_may_fit_where_the_whole_does_not(lines, tmp_path, monkeypatch):
     """And the refusal says so, until it has been tried."""
-    free = sum(estimates(lines)) / 2 / 1.5
-    monkeypatch.setattr(loop, "free_memory", lambda: free)
+    free = sum(estimates(lines)) / 2 / doctor.MARGIN
+    monkeypatch.setattr(doctor, "free_memory", lambda: free)
     with pytest.raises(ConfigError, match=r"GB are free; set `recompute`, or lower `micro_batch`"):
         training(tmp_path, lines, model=DEEP)
-    assert training(tmp_path, lines, model=DEEP, recompute=True).model.recompute
+    assert training(tmp_path, lines, model=DEEP, recompute=True).training.model.recompute
     free /= 2
     with pytest.raises(ConfigError, match=r"GB are free; lower `micro_batch`"):
         training(tmp_path, lines, model=DEEP, recompute=True)
 
 
 def test_the_doctor_knows_of_it(lines, tmp_path, monkeypatch):
-    made, free = training(tmp_path, lines, model=DEEP), sum(estimates(lines)) / 2 / 0.9
+    made, free = training(tmp_path, lines, model=DEEP), sum(estimates(lines)) / 2 / doctor.MARGIN
     monkeypatch.setattr(doctor, "free_memory", lambda: free)
-    for choice, said in ((False, "GB free; set `recompute`, or lower `micro_batch`"), (True, "GB free")):
-        (found, *_) = doctor.before(made.model_config, made.config.replace(recompute=choice), tmp_path, None)
+    config, fix = made.training.config, "set `recompute`, or lower `micro_batch`, `batch_size` or `d_model`"
+    for choice, said in ((False, fix), (True, "GB are free")):
+        (found, *_) = doctor.before(made.training.model_config, config.replace(recompute=choice), tmp_path, None)
         assert found.ok == choice
         assert found.text.endswith(said)
 
@@ -162,7 +163,7 @@ def test_where_dropout_cannot_be_drawn_again_it_is_refused(lines, tmp_path, monk
     monkeypatch.setattr(Device, "replays_dropout", False)
     training(tmp_path, lines, model=model)
     if not refused:
-        assert training(tmp_path, lines, model=model, recompute=True).model.recompute
+        assert training(tmp_path, lines, model=model, recompute=True).training.model.recompute
         return
     with pytest.raises(ConfigError, match=r"recompute: on cpu dropout .* leave out `recompute`, or set"):
         training(tmp_path, lines, model=model, recompute=True)

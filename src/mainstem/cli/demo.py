@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
     command = parse(Demo, "demo", argv)
     screen = Screen(command.json)
     with stoppable() as check:
-        result = train.run(train.resumable([command.out, "--preset", PRESET]), screen, check)
+        result = train.run(*train.resumable([command.out, "--preset", PRESET]), screen, check)
     from mainstem.formats.load import load
     from mainstem.generation.decoding import generate
     from mainstem.text import tokens

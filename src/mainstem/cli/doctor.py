@@ -40,12 +40,11 @@ def _opened(run: str, screen: Screen) -> list[doctor.Finding]:
     memory, free = counts.memory(model.config), doctor.free_memory()
     need = memory["weights"] + memory["kv_cache"]
     parts = counts.parameters(model.config).total
-    room = "this system does not tell what is free" if free is None else f"{free / 1e9:.1f} GB are free"
     ids = "none; it takes ids and gives ids" if tokenizer is None else f"{tokenizer.kind} of {tokenizer.vocab_size:,}"
     return [
         doctor.Finding("opens", True, f"{parts:,} parameters, each there once, of its shape and finite"),
         doctor.Finding("tokenizer", tokenizer is not None, ids),
-        doctor.Finding("memory", free is None or need < free, f"about {need / 1e9:.2f} GB to generate; {room}"),
+        doctor.Finding("memory", need < free, f"about {need / 1e9:.2f} GB to generate; {free / 1e9:.1f} GB are free"),
     ]
 
 

@@ -14,11 +14,11 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 from mainstem.errors import DataError, nearest
 
@@ -248,6 +248,24 @@ class Source:
     @cached_property
     def _spools(self) -> dict[Path | str, str]:
         return {}
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How text files are read."""
+
+    encoding: str = "utf-8"
+    """Text encoding: utf-8, cp949, utf-16, ..."""
+    newlines: Literal["keep", "lf"] = "keep"
+    """Keep line ends as they are, or convert them all to line feeds."""
+    separator: str | None = None
+    """Split plain text into documents at this string."""
+    text_field: str = "text"
+    """The field of a .jsonl record that holds its text."""
+
+    def source(self, paths: Sequence[str]) -> Source:
+        """The text of some files, `-` for standard input, or one bundled corpus."""
+        return Source(tuple(paths), **vars(self))
 
 
 def _newlines(blocks: Iterable[str], newlines: str, counts: Counts) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """One place that decides where a model runs and in which precision."""
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,23 @@ class Device:
     def replays_dropout(self) -> bool:
         """Whether `torch.utils.checkpoint` keeps the state that dropout draws from here."""
         return self.device.type in ("cpu", "cuda")
+
+    @contextlib.contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """The random state that dropout draws from follows from the seed inside, and is restored after it."""
+        index = () if self.device.type == "mps" else (self.device,)
+        module = None if self.device.type == "cpu" else torch.get_device_module(self.device)
+        cpu, own = torch.get_rng_state(), None if module is None else module.get_rng_state(*index)
+        torch.default_generator.manual_seed(seed)
+        if module is not None:
+            with contextlib.nullcontext() if self.device.type == "mps" else module.device(self.device):
+                module.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(cpu)
+            if module is not None:
+                module.set_rng_state(own, *index)
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context for forward passes."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from mainstem import counts
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.runs.folder import RunFolder, read_rows
@@ -20,23 +22,43 @@ class Finding:
     """What was found, with its numbers, and the fix where it is not well."""
 
 
-def free_memory() -> int | None:
-    """Bytes that a new process can have, or None where the system does not tell."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
-        return found["MemAvailable"]
-    except (OSError, KeyError, ValueError):
-        return None
+def free_memory() -> int:
+    """Bytes of memory that a new process can have without swapping."""
+    return int(psutil.virtual_memory().available)
+
+
+MARGIN = 1.5
+"""Training is refused where its estimate, whose activations are from above, is this many times the free memory."""
+
+
+def memory(model: ModelConfig, train: TrainConfig) -> Finding:
+    """Whether training fits in memory on the CPU; the loop refuses to start where this is not well."""
+    need = counts.memory(model, train.windows_at_once, train.optimizer, train.recompute)["training"]
+    free = free_memory()
+    text = f"training needs about {need / 1e9:.2f} GB of memory, and {free / 1e9:.1f} GB are free"
+    advice = "" if train.recompute else "set `recompute`, or "
+    return _finding("memory", need <= MARGIN * free, text, advice + "lower `micro_batch`, `batch_size` or `d_model`")
+
+
+def disk(model: ModelConfig, train: TrainConfig, folder: Path, saved: int = 0) -> Finding:
+    """Whether a run's checkpoints fit on the disk of `folder`; a keeper refuses to start where this is not well.
+
+    There are at most `keep` checkpoints, the best one and the one being written; `saved` of them are there already.
+    """
+    number = max(1, train.keep + 2 - saved)
+    need = number * counts.memory(model, optimizer=train.optimizer)["checkpoint"]
+    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(place).free
+    text = f"{number} checkpoints need {need / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free at {place}"
+    return _finding("disk", need <= free, text, "lower `keep`, free some space, or choose another disk")
 
 
 def before(model: ModelConfig, train: TrainConfig, folder: Path, train_tokens: int | None) -> list[Finding]:
     """What can be said before the first step. `train_tokens` is the size of the training text, if it is known."""
-    memory = counts.memory(model, train.windows_at_once, train.optimizer, train.recompute)
     model = model.resolved()
     parameters, per_step = counts.parameters(model).total, train.batch_size * model.n_ctx
     total, flops = train.steps * per_step, counts.flops_per_token(model)["training"]
-    found = [_memory(memory["training"], train), _disk((train.keep + 2) * memory["checkpoint"], folder)]
+    found = [memory(model, train), disk(model, train, folder, len(RunFolder(folder).found()))]
     found.append(_finding("tokens", True, f"{total:,} for {parameters:,} parameters, {total / parameters:.1f} each"))
     if train_tokens is not None:
         epochs = total / max(1, train_tokens)
@@ -63,22 +85,6 @@ def _rate(model: ModelConfig, train: TrainConfig) -> Finding:
     return _finding("rate", train.lr <= 2 * usual, text, "lower `lr`")
 
 
-def _memory(need: int, train: TrainConfig) -> Finding:
-    free = free_memory()
-    if free is None:
-        return _finding("memory", True, f"about {need / 1e9:.2f} GB; this system does not tell what is free")
-    text = f"about {need / 1e9:.2f} GB of {free / 1e9:.1f} GB free"
-    advice = "lower `micro_batch`" if train.recompute else "set `recompute`, or lower `micro_batch`"
-    return _finding("memory", need < 0.9 * free, text, advice)
-
-
-def _disk(need: int, folder: Path) -> Finding:
-    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(place).free
-    text = f"checkpoints take {need / 1e9:.2f} GB of {free / 1e9:.1f} GB free at {place}"
-    return _finding("disk", need < free, text, "lower `keep`, or choose another disk")
-
-
 def after(run: RunFolder) -> list[Finding]:
     """What a run's own files tell: checkpoints, the last rows, a failure, over-fitting, a stream that went bad."""
     rows = read_rows(run.metrics)
@@ -103,7 +109,7 @@ def _checkpoints(run: RunFolder) -> list[Finding]:
     newest, passed_over = run.newest()
     found = [_finding("checkpoint", False, f"damaged: {fault}") for fault in passed_over]
     if newest is None:
-        return [*found, _finding("checkpoint", False, "none is sound; the run would start again from step 0")]
+        return [*found, _finding("checkpoint", False, "none is valid; the run would start again from step 0")]
     return [*found, _finding("checkpoint", True, f"{newest} verifies")]
 
 

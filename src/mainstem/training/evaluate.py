@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mainstem.model.gpt import GPT
+from mainstem.model.mode import evaluating
 from mainstem.model.tap import Tap
 from mainstem.results import plain
 from mainstem.text.tokens import Prepared, bytes_per_token, evaluation_windows
@@ -60,7 +61,7 @@ def evaluate(
     The result does not depend on `batch_size` but for rounding, nor on dropout. `should_stop` may raise.
 
     Args:
-        model: left in the mode it was in.
+        model: its mode, training or evaluation, is restored.
         tokens: (N,) ids.
         token_bytes: (V,) bytes of text of each id.
         batch_size: windows at once.
@@ -69,19 +70,14 @@ def evaluate(
     """
     device = device or Device.choose("cpu")
     total, count, size = 0.0, 0, 0
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode(), device.autocast():
-            windows = evaluation_windows(tokens, model.config.n_ctx, batch_size, vocab_size=model.config.vocab_size)
-            for x, y in windows:
-                should_stop()
-                inputs, targets = (torch.from_numpy(part).to(device.device) for part in (x, y))
-                total += loss_sum(model, inputs, targets).item()
-                count += y.size
-                size += int(token_bytes[y].sum())
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.inference_mode(), device.autocast():
+        windows = evaluation_windows(tokens, model.config.n_ctx, batch_size, vocab_size=model.config.vocab_size)
+        for x, y in windows:
+            should_stop()
+            inputs, targets = (torch.from_numpy(part).to(device.device) for part in (x, y))
+            total += loss_sum(model, inputs, targets).item()
+            count += y.size
+            size += int(token_bytes[y].sum())
     return Evaluation(total / count, total / math.log(2) / max(1, size), count, size)
 
 

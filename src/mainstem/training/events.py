@@ -1,4 +1,4 @@
-"""What a training says as it goes: frozen values that the loop yields and anyone may show."""
+"""The events of training: frozen values that the loop yields, a keeper writes down and anyone may show."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,10 @@ class Step:
     tokens: int
     seconds: float
 
+    def row(self) -> dict[str, Any]:
+        """The row of `metrics.jsonl`."""
+        return {"kind": "train", **vars(self)}
+
 
 @dataclass(frozen=True)
 class Evaluating:
@@ -38,7 +42,20 @@ class Evaluated:
     step: int
     result: Evaluation
     best: bool
+    """Whether the loss is the lowest so far."""
     seconds: float
+
+    def row(self) -> dict[str, Any]:
+        """The row of `metrics.jsonl`."""
+        numbers = {"loss": self.result.loss, "bits_per_byte": self.result.bits_per_byte, "seconds": self.seconds}
+        return {"kind": "eval", "step": self.step, **numbers}
+
+
+@dataclass(frozen=True)
+class CheckpointDue:
+    """A step after which `save_every` or an evaluation asks for a checkpoint; a keeper yields Saved instead."""
+
+    step: int
 
 
 @dataclass(frozen=True)
@@ -72,4 +89,4 @@ class Notice:
     text: str
 
 
-Event = Step | Evaluating | Evaluated | Saved | Observed | Sampled | Notice
+Event = Step | Evaluating | Evaluated | CheckpointDue | Saved | Observed | Sampled | Notice

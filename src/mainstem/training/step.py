@@ -18,7 +18,7 @@ class Slope(NamedTuple):
     """What a batch says."""
 
     loss: float
-    """Cross-entropy in nats, the mean over the batch's targets."""
+    """Cross-entropy in nats: the sum over the windows given, over the targets of the step's whole batch."""
     norm: float
     """Of the gradient of all parameters, before clipping."""
 
@@ -36,17 +36,27 @@ class TrainStep:
     def __init__(self, model: GPT, optimizer: Optimizer, config: TrainConfig, device: Device):
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, device
 
-    def gradient(self, x: Tensor, y: Tensor, should_stop: Callable[[], None] = lambda: None) -> Slope:
-        """Leave the gradient of a batch x, y, (B, T) both, in the parameters. `should_stop` may raise."""
+    def gradient(
+        self, x: Tensor, y: Tensor, should_stop: Callable[[], None] = lambda: None, targets: int | None = None
+    ) -> Slope:
+        """Leave the gradient of the batch's mean loss in the parameters.
+
+        Args:
+            x, y: what this process computes of the step's batch, (B, T) both.
+            should_stop: called before each micro-batch; it may raise.
+            targets: of the whole batch, wherever it is computed; None: those of y. Losses and gradients of a batch's
+                shares add up to the batch's.
+        """
         total, micro = torch.zeros((), dtype=torch.float64), self.config.windows_at_once
+        targets = targets or y.numel()
         for first in range(0, len(x), micro):
             should_stop()
             with self.device.autocast():
                 part = loss_sum(self.model, x[first : first + micro], y[first : first + micro])
-            (part / y.numel()).backward()  # the one division: by the count of the whole batch
+            (part / targets).backward()  # the one division: by the count of the whole batch
             total += part.detach().cpu()
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        return Slope(total.item() / y.numel(), norm.item())
+        return Slope(total.item() / targets, norm.item())
 
     def move(self, done: int, norm: float) -> float:
         """Clip a gradient of this norm and step, after `done` steps. Returns the rate, as a share of the peak."""

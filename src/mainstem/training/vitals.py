@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mainstem.model.gpt import GPT
 from mainstem.model.mlp import NEAR_ZERO
+from mainstem.model.mode import evaluating
 from mainstem.model.names import FINAL, point, split
 from mainstem.model.tap import Recorder
 from mainstem.training.device import Device
@@ -75,13 +76,8 @@ class Vitals:
 
     def __init__(self, model: GPT, x: Tensor, y: Tensor, device: Device):
         self._model, recorder = model, _Recorder(_points(model))
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.compiler.set_stance("force_eager"), device.autocast():
-                loss = loss_sum(model, x[:WINDOWS], y[:WINDOWS], recorder)
-        finally:
-            model.train(was_training)
+        with evaluating(model), torch.compiler.set_stance("force_eager"), device.autocast():
+            loss = loss_sum(model, x[:WINDOWS], y[:WINDOWS], recorder)
         inputs = [p for p in recorder.values if p.endswith(("resid_pre", "resid_mid", "resid_final"))]
         gradients = torch.autograd.grad(loss, [recorder.values[point] for point in inputs])
         self._values = {point: value.detach() for point, value in recorder.values.items()}
@@ -142,10 +138,9 @@ class _FirstBad:
 def first_non_finite(model: GPT, x: Tensor, device: Device, windows: int) -> str | None:
     """The first point of the stream that goes bad on this batch, (B, T), so many windows at once, without dropout."""
     tap = _FirstBad(point for point in _points(model) if "pattern" not in point)
-    model.eval()
-    for part in x.split(windows):
-        with torch.compiler.set_stance("force_eager"), device.autocast():
+    with evaluating(model), torch.compiler.set_stance("force_eager"), device.autocast():
+        for part in x.split(windows):
             model(part, tap=tap)
-        if tap.name is not None:
-            return tap.name
-    return None
+            if tap.name is not None:
+                break
+    return tap.name

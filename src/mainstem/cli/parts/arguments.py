@@ -5,9 +5,8 @@ import inspect
 import io
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import tyro
 from tyro.conf import OmitArgPrefixes as Flat
@@ -18,7 +17,7 @@ from mainstem.config import ModelConfig
 from mainstem.errors import UserError, nearest
 from mainstem.presets import PRESETS
 from mainstem.runs.folder import BUNDLED
-from mainstem.text.corpus import Source
+from mainstem.text.corpus import TextOptions
 
 __all__ = ["Flat", "Positional", "TextOptions", "config_of", "parse"]
 
@@ -66,24 +65,6 @@ def _user_error(left: SystemExit) -> UserError | None:
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or error.__context__
     return error
-
-
-@dataclass(frozen=True)
-class TextOptions:
-    """How text files are read."""
-
-    encoding: str = "utf-8"
-    """Text encoding: utf-8, cp949, utf-16, ..."""
-    newlines: Literal["keep", "lf"] = "keep"
-    """Keep line ends as they are, or convert them all to line feeds."""
-    separator: str | None = None
-    """Split plain text into documents at this string."""
-    text_field: str = "text"
-    """The field of a .jsonl record that holds its text."""
-
-    def source(self, paths: Sequence[str]) -> Source:
-        """The text of some files, `-` for standard input, or one bundled corpus."""
-        return Source(tuple(paths), **vars(self))
 
 
 def config_of(target: str) -> ModelConfig:
