@@ -109,8 +109,6 @@ def resumable(argv: Sequence[str]) -> tuple[Train, ModelFolder | None]:
         command = dataclasses.replace(command, train=steps)
     if command.folder.exists():
         start.require_same(command.folder, command.request, command.extend)
-    elif source is not None:
-        start.require_start(command.request, source)
     return command, source
 
 
@@ -125,6 +123,8 @@ def _typed(argv: Sequence[str], flag: str) -> str | None:
 
 def run(command: Train, source: ModelFolder | None, screen: Screen, check: Callable[[], None]) -> dict[str, Any]:
     """Prepare the data, train to the end, and return what --json shows."""
+    if source is not None:
+        start.require_start(command.request, source)
     if command.dry_run and not command.folder.exists():
         with tempfile.TemporaryDirectory(prefix="mainstem-") as elsewhere:
             return _run(command, RunFolder(elsewhere), source, screen, check)
