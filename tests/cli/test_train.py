@@ -5,11 +5,13 @@ import shutil
 import signal
 import socket
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import training_runs
+from mainstem import atomic
 from mainstem.cli import demo
 from mainstem.config import ModelConfig
 from mainstem.presets import PRESETS, Preset
@@ -170,6 +172,21 @@ def test_a_run_starts_from_the_weights_of_another(mainstem, shape, small_run):
     assert "vocabulary 300, the tokenizer's, instead of 999" in notes(result)
     fresh = mainstem("train", "new", *shape, "--steps", "1", "--json")
     assert result.json["train_loss"] < 5.3 < fresh.json["train_loss"]
+
+
+def test_what_a_run_starts_from_is_verified_once(mainstem, shape, small_run, monkeypatch):
+    """Its config, tokenizer and weights, by one resolution; never its optimizer."""
+    hashed, real = Counter(), atomic.sha256
+
+    def count(path):
+        if Path(path).is_relative_to(small_run / "checkpoints"):
+            hashed[Path(path).name] += 1
+        return real(path)
+
+    monkeypatch.setattr(atomic, "sha256", count)
+    line = ["train", "run", "--init-from", small_run, "--data", shape[1], "--steps", "1", "--batch-size", "8", "--json"]
+    assert mainstem(*line).code == 0
+    assert hashed == {"config.json": 1, "tokenizer.json": 1, "model.safetensors": 1}
 
 
 def test_samples_are_shown_on_a_console_of_ascii(process, shape, tmp_path):

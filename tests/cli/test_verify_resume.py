@@ -6,6 +6,7 @@ import pytest
 
 from mainstem.cli import verify_resume
 from mainstem.runs.folder import RunFolder
+from mainstem.training.verify_resume import compare
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
@@ -24,7 +25,7 @@ def test_kills_and_a_request_to_stop_change_nothing(mainstem, text, monkeypatch,
 def test_a_difference_is_a_failure(mainstem, monkeypatch):
     """One object, exit code 1."""
     answer = {"identical": False, "differences": ["optim.safetensors"], "kills": 1, "terms": 0, "starts": 2}
-    monkeypatch.setattr(verify_resume, "verify", lambda *a: answer)
+    monkeypatch.setattr(verify_resume, "verify_resume", lambda *a, **k: answer)
     result = mainstem("verify-resume", "--json")
     assert result.code == 1
     assert result.json["identical"] is False
@@ -40,20 +41,20 @@ def flip(path):
 @pytest.mark.parametrize("file", ["model.safetensors", "optim.safetensors", "metrics.jsonl", "vitals.jsonl"])
 def test_one_byte_is_a_difference(small_run, tmp_path, file):
     a, b = RunFolder(small_run), RunFolder(shutil.copytree(small_run, tmp_path / "b"))
-    assert verify_resume.compare(a, b) == []
+    assert compare(a, b) == []
     if file.endswith("jsonl"):
         with open(b.path / file, "a") as rows:
             rows.write('{"kind": "train", "step": 99}\n')
     else:
         flip(b.named("last") / file)
-    assert verify_resume.compare(a, b) == [file]
+    assert compare(a, b) == [file]
 
 
 def test_seconds_are_no_difference(small_run, tmp_path):
     b = RunFolder(shutil.copytree(small_run, tmp_path / "b"))
     b.metrics.write_text(b.metrics.read_text().replace('"seconds": ', '"seconds": 1'))
-    assert verify_resume.compare(RunFolder(small_run), b) == []
+    assert compare(RunFolder(small_run), b) == []
 
 
 def test_a_run_without_an_end_is_a_difference(small_run, tmp_path):
-    assert verify_resume.compare(RunFolder(small_run), RunFolder(tmp_path)) == ["one of them has no last checkpoint"]
+    assert compare(RunFolder(small_run), RunFolder(tmp_path)) == ["one of them has no last checkpoint"]

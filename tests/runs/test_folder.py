@@ -145,9 +145,9 @@ def test_a_second_writer_is_refused_by_the_first_ones_pid(tmp_path):
         first.kill()
         first.wait()
     with run.locked():
-        assert (tmp_path / "lock").read_text() == str(os.getpid())
+        assert (tmp_path / "lock.pid").read_text() == str(os.getpid())
         assert list(run.checkpoints.iterdir()) == []
-    assert (tmp_path / "lock").read_text() == ""
+    assert not (tmp_path / "lock.pid").exists()
 
 
 def test_a_lock_is_given_back_after_an_error(tmp_path):

@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from mainstem import atomic
 from mainstem.errors import RunError
 from mainstem.text.tokens import PASSPORT
@@ -104,18 +106,18 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{self.path}: cannot be made ({error.strerror}); choose another folder") from None
-        lock = self.path / "lock"
-        unlocked = not lock.exists()
-        with open(lock, "a+", encoding="utf-8") as file:
-            if not _try_lock(file.fileno()):
-                file.seek(0)
-                raise RunError(
-                    f"{self.path}: process {file.read().strip() or '?'} is writing to this run; wait for it, stop it, "
-                    "or choose another folder"
-                )
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
+        file, holder = self.path / "lock", self.path / "lock.pid"
+        unlocked = not file.exists()
+        lock = FileLock(file, thread_local=False)  # the system releases it when the process ends
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            pid = holder.read_text(encoding="utf-8") if holder.is_file() else "?"
+            raise RunError(
+                f"{self.path}: process {pid} is writing to this run; wait for it, stop it, or choose another folder"
+            ) from None
+        with lock:
+            holder.write_text(str(os.getpid()), encoding="utf-8")  # apart from the lock, which cannot be read everywhere
             for folder in (self.path, self.checkpoints):
                 atomic.remove_leftovers(folder, ours=True)
             self._held = True
@@ -123,9 +125,10 @@ class RunFolder:
                 yield self
             finally:
                 self._held = False
-                file.truncate(0)
-                if unlocked and not self.exists():  # refused before it began: what was not there goes again
-                    lock.unlink(missing_ok=True)
+                lock.release()
+                holder.unlink(missing_ok=True)
+                if unlocked and not self.exists():  # refused before it began: what was not there is removed again
+                    file.unlink(missing_ok=True)
                     with contextlib.suppress(OSError):
                         for folder in fresh:
                             folder.rmdir()
@@ -264,20 +267,3 @@ def checkpoint_settings(checkpoint: Path) -> dict[str, Any]:
 def _is_ours(settings: Any, *parts: str) -> bool:
     ours = isinstance(settings, dict) and settings.get("format") == FORMAT
     return ours and all(isinstance(settings.get(part), dict) for part in parts)
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Take an exclusive lock that dies with the process."""
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            os.lseek(descriptor, 1 << 30, os.SEEK_SET)  # a byte that is never written: what is locked is unreadable
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -1,4 +1,8 @@
-"""The C library's allocator, told what a training step does with memory: it wants it back, or it wants little of it."""
+"""glibc's malloc set for training: freed memory is kept for the next step, or returned to the system at once.
+
+The settings hold for the whole process, also after training, until the other function is called: `mallopt` sets them
+and cannot read what was set before, so nothing could be restored. They change speed and memory, and no number.
+"""
 
 import ctypes
 import sys
