@@ -4,7 +4,7 @@ TORCH ?= torch
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadscope
 
-.PHONY: setup demo bard test test-all check clean
+.PHONY: setup demo bard test test-all check wheel-test clean
 
 setup: .venv/ready
 
@@ -30,6 +30,9 @@ test-all: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+wheel-test: setup
+	TORCH='$(TORCH)' .ci/wheel
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info
