@@ -4,8 +4,10 @@ Both sides have the same tokenizer, the same cuts and all cores. The library's c
 lists in which it gives its ids; its text is read and cut before. Ours reads, decodes, cuts, encodes, counts and writes.
 """
 
+import contextlib
 import itertools
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +19,9 @@ import numpy as np
 import tokenizers as library
 from torch import Tensor
 
-from benchmarks.memory import alone, taken
-from benchmarks.timing import Alternated, alternate, spread
+from benchmarks.memory import taken
+from benchmarks.processes import Process, Works, alone
+from benchmarks.timing import alternate, check, spread
 from benchmarks.train import SHAPES, model_of, our_step
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.screen import Screen
@@ -28,6 +31,7 @@ from mainstem.text.corpus import Source
 from mainstem.text.encode import AHEAD, BATCH_CHARACTERS, dtype, encode, train
 from mainstem.text.tokenizer import DEFAULT_VOCAB_SIZE, Tokenizer
 from mainstem.text.tokens import Windows
+from mainstem.training import allocator
 
 OTHERS = ("char", "byte")
 """The kinds that have no peer."""
@@ -71,6 +75,7 @@ def measure(
 
     Raises ConfigError for less than one megabyte or round, and DataError if there is no text.
     """
+    check(rounds)
     if megabytes < 1:
         raise ConfigError(f"megabytes: {megabytes} is not possible; give at least 1")
     count, total = itertools.count(1), 4 * (rounds + 1) + 2
@@ -78,21 +83,36 @@ def measure(
     def tick() -> None:
         progress(next(count), total)
 
-    with tempfile.TemporaryDirectory(prefix="mainstem-bench-") as name:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         quarter, whole = folder / "quarter.txt", folder / "whole.txt"
         sizes = {quarter: repeated(source, quarter, megabytes * 250_000)}
         sizes[whole] = repeated(source, whole, megabytes * 1_000_000)
         bpe = train(source, "bpe", vocab_size, None, lambda: None)[0]
-        bpe.save(folder / "tokenizer.json")
-        timed = _beside_the_library(bpe, folder / "tokenizer.json", whole, rounds, tick)
+        bpe.save(folder / "bpe.json")
+        for kind in OTHERS:
+            train(Source((whole,)), kind, None, None, lambda: None)[0].save(folder / f"{kind}.json")
+
+        def encoder(kind: str, build: str = "ours") -> Process:
+            files = {"tokenizer": str(folder / f"{kind}.json"), "text": str(whole)}
+            return stack.enter_context(Process(f"benchmarks.data:{build}", ours=build == "ours", **files))
+
+        def that_differ(_: None, rows: list[list[int]]) -> float:
+            ids = np.fromiter(itertools.chain(*rows, [bpe.vocab_size - 1]), dtype(bpe))  # and the end of the text
+            return different(np.fromfile(_tokens_of(whole), dtype(bpe)), ids)
+
+        ours_and_theirs = encoder("bpe").side("encode"), encoder("bpe", "theirs").side("encode")
+        timed = alternate(*ours_and_theirs, rounds, difference=that_differ, tick=tick)
         tokens = np.fromfile(_tokens_of(whole), dtype(bpe))
-        one, other = (train(Source((whole,)), kind, None, None, lambda: None)[0] for kind in OTHERS)
-        plain = alternate(lambda: _encode(one, whole), lambda: _encode(other, whole), rounds, tick=tick)
+        shutil.copy(_tokens_of(whole), folder / "ids.bin")
+        one, other = (encoder(kind).side("encode") for kind in OTHERS)
+        plain = alternate(one, other, rounds, tick=tick)
         peaks = []
         for path in sizes:
-            peaks.append(alone(_peak, str(folder / "tokenizer.json"), str(path)))
+            files = {"tokenizer": str(folder / "bpe.json"), "text": str(path)}
+            peaks.append(alone("benchmarks.data:ours", "memory", ours=True, **files))
             tick()
+        batching = _batching(folder / "ids.bin", bpe, rounds)
     seconds = {"mainstem": timed.first, "tokenizers": timed.second, OTHERS[0]: plain.first, OTHERS[1]: plain.second}
     median = {side: spread(each).median for side, each in seconds.items()}
     return {
@@ -106,7 +126,7 @@ def measure(
         "tokens_per_second": {side: len(tokens) / median[side] for side in ("mainstem", "tokenizers")},
         "memory": [{"text_bytes": size, "peak": peak} for size, peak in zip(sizes.values(), peaks, strict=True)],
         "memory_growth": peaks[1] / peaks[0] if peaks[0] and peaks[1] else None,
-        **_batches(tokens, bpe.vocab_size, rounds),
+        **batching,
         "tokenizers": library.__version__,
         "cores": os.cpu_count(),
         "notes": _notes(bpe, vocab_size, sizes[quarter]),
@@ -122,20 +142,47 @@ def _encode(tokenizer: Tokenizer, text: Path) -> None:
     encode(Source((text,)), tokenizer, _tokens_of(text), lambda read: None)
 
 
-def _beside_the_library(bpe: Tokenizer, file: Path, text: Path, rounds: int, tick: Callable[[], None]) -> Alternated:
-    theirs = library.Tokenizer.from_file(str(file))
-    theirs.encode_special_tokens = True  # as ours: the text's "<|endoftext|>" is no token
+def ours(tokenizer: str, text: str) -> Works:
+    """Our side: `encode` a text file into a token file, and the `memory` that it takes at its peak, bytes or None."""
+    loaded = tokenizers.load(Path(tokenizer))
+
+    def work() -> Iterable[Tensor]:
+        _encode(loaded, Path(text))
+        return []
+
+    def memory() -> int | None:
+        loaded.encode_batch(["a", "b"])  # the library starts its threads
+        return taken(work).peak
+
+    return {"encode": lambda: _encode(loaded, Path(text)), "memory": memory}
+
+
+def theirs(tokenizer: str, text: str) -> Works:
+    """The library's side: `encode`, from pieces of text in memory to lists of ids."""
+    loaded = library.Tokenizer.from_file(tokenizer)
+    loaded.encode_special_tokens = True  # as ours: the text's "<|endoftext|>" is no token
     pieces = [piece.text for piece in Source((text,)).pieces()]
+    return {"encode": lambda: [row.ids for row in loaded.encode_batch_fast(pieces, add_special_tokens=False)]}
 
-    def encoded() -> list[list[int]]:
-        return [row.ids for row in theirs.encode_batch_fast(pieces, add_special_tokens=False)]
 
-    def that_differ(_: None, rows: list[list[int]]) -> float:
-        end_of_text = bpe.vocab_size - 1
-        ids = np.fromiter(itertools.chain(*rows, [end_of_text]), dtype(bpe))
-        return different(np.fromfile(_tokens_of(text), dtype(bpe)), ids)
+def batches(ids: str, kind: str, vocab_size: int) -> Works:
+    """Our batches: `seconds` of one at a shape; a `batch`, and a `step`, at the shape `small`."""
+    tokens = np.fromfile(ids, kind)
 
-    return alternate(lambda: _encode(bpe, text), encoded, rounds, difference=that_differ, tick=tick)
+    def seconds(shape: str) -> float:
+        _, _, _, context, batch, _ = SHAPES[shape]
+        windows = Windows(tokens, context, 1, vocab_size)
+        start = time.perf_counter()
+        for step in range(BATCHES):
+            windows.batch(step, batch)
+        return (time.perf_counter() - start) / BATCHES
+
+    allocator.keep_freed()  # as the training loop has it
+    model, x, y = model_of("small")
+    windows, step_of = Windows(tokens, x.shape[1], 1, vocab_size), itertools.count()
+    return {
+        "seconds": seconds, "batch": lambda: windows.batch(next(step_of), len(x)), "step": our_step(model, x, y)
+    }  # fmt: skip
 
 
 def different(ids: np.ndarray, others: np.ndarray) -> int:
@@ -144,31 +191,15 @@ def different(ids: np.ndarray, others: np.ndarray) -> int:
     return int((ids[:shared] != others[:shared]).sum()) + max(len(ids), len(others)) - shared
 
 
-def _peak(tokenizer: str, text: str) -> int | None:
-    """The bytes that encoding a file takes at most, in a fresh process; None where nobody counts."""
-    loaded = tokenizers.load(Path(tokenizer))
-    loaded.encode_batch(["a", "b"])  # the library starts its threads
-
-    def work() -> Iterable[Tensor]:
-        _encode(loaded, Path(text))
-        return []
-
-    return taken(work).peak
-
-
-def _batches(tokens: np.ndarray, vocab_size: int, rounds: int) -> dict[str, Any]:
+def _batching(ids: Path, bpe: Tokenizer, rounds: int) -> dict[str, Any]:
     """`batch_seconds` of each shape, and `batch_over_step` at the shape `small`."""
-    seconds = {}
-    for shape, (_, _, _, context, batch, _) in SHAPES.items():
-        windows = Windows(tokens, context, 1, vocab_size)
-        start = time.perf_counter()
-        for step in range(BATCHES):
-            windows.batch(step, batch)
-        seconds[shape] = (time.perf_counter() - start) / BATCHES
-    model, x, y = model_of("small")
-    windows, step_of = Windows(tokens, x.shape[1], 1, vocab_size), itertools.count()
-    timed = alternate(lambda: windows.batch(next(step_of), len(x)), our_step(model, x, y), rounds)
-    return {"batch_seconds": seconds, "batch_over_step": timed.ratio.median}
+    facts = {"ids": str(ids), "kind": np.dtype(dtype(bpe)).name, "vocab_size": bpe.vocab_size}
+    with Process("benchmarks.data:batches", ours=True, **facts) as process:
+        timed = alternate(process.side("batch"), process.side("step"), rounds)
+        return {
+            "batch_seconds": {shape: process.value("seconds", shape) for shape in SHAPES},
+            "batch_over_step": timed.ratio.median,
+        }
 
 
 def _notes(bpe: Tokenizer, asked: int, quarter: int) -> list[str]:
@@ -189,9 +220,9 @@ NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Time a file on its way to a token file beside the library `tokenizers` encoding the same text in memory, by turns
-    in one process, on all cores; weigh the memory of ours for a text and for a quarter of it, each in a process of its
-    own; and time the making of training batches."""
+    """Time a file on its way to a token file beside the library `tokenizers` encoding the same text in memory, by
+    turns, each in a process of its own, on all cores; weigh the memory of ours for a text and for a quarter of it; and
+    time the making of training batches."""
 
     data: str = "shakespeare"
     """The text: a file, - for standard input, or a bundled text."""
@@ -227,7 +258,7 @@ def main(argv: Sequence[str]) -> None:
     )
     lower, upper = found["ratio_quartiles"]
     screen.say(
-        f"encode_over_tokenizers {found['encode_over_tokenizers']:.3f} (middle half {lower:.3f} to {upper:.3f}); "
+        f"encode_over_tokenizers {found['encode_over_tokenizers']:.3f} (quartiles {lower:.3f} to {upper:.3f}); "
         f"{found['ids_that_differ']:,} ids differ"
     )
     rows = [

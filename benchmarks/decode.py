@@ -4,7 +4,9 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +15,9 @@ import torch
 from benchmarks import llama
 from benchmarks.floors import forward_floor, memory_floor
 from benchmarks.gpt2 import gpt2
-from benchmarks.timing import Alternated, alternate, spread
-from benchmarks.train import model_of
+from benchmarks.processes import NotCompared, Process, Timed, Works
+from benchmarks.timing import Alternated, Side, alternate, check, spread
+from benchmarks.train import SHAPES, model_of
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.errors import ConfigError, DataError, RunError, UserError
@@ -31,10 +34,10 @@ NO_LOSS = "the loss with int8 weights is not measured; give a trained RUN with -
 PROMPT, NEW, BATCH = 64, 128, 16
 Generated = list[tuple[int, float]]
 """Each new id, and when it came, seconds after the prompt was given."""
-Side = Callable[[], Generated]
+Generate = Callable[[], Generated]
 
 
-def ours(model: GPT, prompt: Sequence[int], rows: int = 1) -> Side:
+def generate_ours(model: GPT, prompt: Sequence[int], rows: int = 1) -> Generate:
     """Greedy, by the compiled step; of several rows the last's, when all had their token."""
 
     def generate() -> Generated:
@@ -64,7 +67,7 @@ class _Clock:
         pass
 
 
-def transformers(model: GPT, prompt: Sequence[int]) -> Side:
+def generate_theirs(model: GPT, prompt: Sequence[int]) -> Generate:
     """Greedy, by `generate` of GPT2LMHeadModel with our weights. Raises ImportError if it is not installed."""
     theirs, ids = gpt2(model, use_cache=True).eval(), torch.tensor([list(prompt)])
     theirs.generation_config.pad_token_id = 0
@@ -82,46 +85,68 @@ def per_token(times: Sequence[float]) -> float:
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
-class _Sides:
-    """The ways to generate, each made when it is first asked for, and what they took until their first token."""
+def _timed(generate: Generate) -> Callable[[], Timed]:
+    """A text's seconds a token, with its `ids` and the seconds until the `first`."""
 
-    def __init__(self, model: GPT, prompt: Sequence[int], folder: Path):
-        self.notes: list[str] = []
-        self.first: dict[str, list[float]] = {}
-        int8 = quantize(model, "int8")
-        self._made: dict[str, Side] = {
-            "fp32": ours(model, prompt), "int8": ours(int8, prompt), "bf16": ours(quantize(model, "bf16"), prompt),
-            "batch": ours(model, prompt, BATCH),
-        }  # fmt: skip
-        try:
-            self._made["transformers"] = transformers(model, prompt)
-        except ImportError as error:
-            self.notes.append(f"transformers is not compared ({error}): pip install transformers")
-        try:
-            for dtype in ("f32", "q8_0"):
-                self._made[f"llamacpp_{dtype}"] = _llama(model, prompt, folder / f"{dtype}.gguf", dtype)
-        except UserError as error:  # it says itself what to do
-            self.notes.append(f"llama.cpp is not compared: {error}")
-        except (ImportError, ValueError) as error:
-            self.notes.append(f"llama.cpp is not compared ({error}): pip install mainstem[llama]")
+    def work() -> Timed:
+        ids, times = zip(*generate(), strict=True)
+        return Timed(per_token(times), {"ids": ids, "first": times[0]})
 
-    def seconds(self, name: str) -> Callable[[], float] | None:
-        """A call that generates, and gives the seconds a token; None if there is no such side."""
-        made = self._made.get(name)
-        if made is None:
-            return None
-
-        def run() -> float:
-            times = [came for _, came in made()]
-            self.first.setdefault(name, []).append(times[0])
-            return per_token(times)
-
-        return run
+    return work
 
 
-def _llama(model: GPT, prompt: Sequence[int], path: Path, dtype: str) -> Side:
-    generate = llama.generator(model, path, dtype)
-    return lambda: generate(prompt, NEW)
+def _model_and_ids(shape: str) -> tuple[GPT, torch.Tensor, list[int]]:
+    """The model of a shape, ids (1, T) that fill its context, and the prompt."""
+    model, ids, _ = model_of(shape)
+    return model.eval(), ids[:1, : model.config.n_ctx - 1], ids[0, :PROMPT].tolist()
+
+
+def ours(shape: str) -> Works:
+    """Our side: texts by each kind of weights and of BATCH rows, the `prefill` of a whole context, and `bytes_read`."""
+    model, ids, prompt = _model_and_ids(shape)
+
+    def prefill() -> None:
+        with torch.inference_mode():
+            model.unembed(model.stream(ids)[:, -1:])
+
+    return {
+        "fp32": _timed(generate_ours(model, prompt)),
+        "int8": _timed(generate_ours(quantize(model, "int8"), prompt)),
+        "bf16": _timed(generate_ours(quantize(model, "bf16"), prompt)),
+        "batch": _timed(generate_ours(model, prompt, BATCH)),
+        "prefill": prefill,
+        "bytes_read": lambda: bytes_a_step(model) + (4 * model.config.d_model if model.wpe is not None else 0),
+    }
+
+
+def floors(shape: str, bytes_read: int) -> Works:
+    """The `floor` of a token, reading its bytes, and that of a `prefill`, its products."""
+    model, ids, _ = _model_and_ids(shape)
+    return {"floor": memory_floor(bytes_read), "prefill": forward_floor(model, ids.shape[1])}
+
+
+def transformers(shape: str) -> Works:
+    """`generate` of transformers. Raises NotCompared if it is not installed."""
+    model, _, prompt = _model_and_ids(shape)
+    try:
+        return {"transformers": _timed(generate_theirs(model, prompt))}
+    except ImportError as error:
+        raise NotCompared(f"transformers is not compared ({error}): pip install transformers") from error
+
+
+def llamacpp(shape: str, folder: str) -> Works:
+    """llama.cpp with weights in float32 and in q8_0. Raises NotCompared without its packages."""
+    model, _, prompt = _model_and_ids(shape)
+    works = {}
+    try:
+        for dtype in ("f32", "q8_0"):
+            generate = llama.generator(model, Path(folder) / f"{dtype}.gguf", dtype)
+            works[f"llamacpp_{dtype}"] = _timed(partial(generate, prompt, NEW))
+    except UserError as error:  # it says itself what to do
+        raise NotCompared(f"llama.cpp is not compared: {error}") from error
+    except (ImportError, ValueError) as error:
+        raise NotCompared(f"llama.cpp is not compared ({error}): pip install 'mainstem[llama]'") from error
+    return works
 
 
 PAIRS = {  # figure: what is first, over what, times what
@@ -159,36 +184,51 @@ def measure(
     if not there and store.underway():
         raise RunError("another process is compiling the step; try again in a minute")
     if store.load("fp32") is None:
-        raise RunError("the compiled step is not there; pip install mainstem[fast], and see that the cache has room")
-    model, ids, _ = model_of(shape)
-    if (n_ctx := model.config.n_ctx) < PROMPT + NEW:
+        raise RunError("the compiled step is not there; pip install 'mainstem[fast]', and see that the cache has room")
+    check(rounds)
+    if shape in SHAPES and (n_ctx := SHAPES[shape][3]) < PROMPT + NEW:
         raise ConfigError(f"shape: {shape} has {n_ctx} positions, and the text takes {PROMPT + NEW}; choose another")
-    model.eval()
-    prompt = ids[0, :PROMPT].tolist()
     count, total = itertools.count(1), (rounds + 1) * 2 * (len(PAIRS) + 1)
 
     def tick() -> None:
         progress(next(count), total)
 
+    notes: list[str] = []
     timings: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        sides = _Sides(model, prompt, Path(folder))
-        bytes_read = bytes_a_step(model) + (4 * model.config.d_model if model.wpe is not None else 0)
-        floor = memory_floor(bytes_read)
+    first_token: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+
+        def process(build: str, *, ours: bool, **arguments: Any) -> Process:
+            return stack.enter_context(Process(f"benchmarks.decode:{build}", ours=ours, shape=shape, **arguments))
+
+        mainstem = process("ours", ours=True)
+        bytes_read = mainstem.value("bytes_read")
+        floor = process("floors", ours=True, bytes_read=bytes_read)
+        at = {**dict.fromkeys(("fp32", "int8", "bf16", "batch"), mainstem), "floor": floor}
+        for build, names, arguments in (
+            ("transformers", ["transformers"], {}),
+            ("llamacpp", ["llamacpp_f32", "llamacpp_q8_0"], {"folder": folder}),
+        ):
+            try:
+                at |= dict.fromkeys(names, process(build, ours=False, **arguments))
+            except NotCompared as error:
+                notes.append(str(error))
+
+        def side(name: str) -> Side:
+            def call(keep: bool = False) -> Timed:
+                timed = at[name].call(name)
+                if name != "floor":
+                    first_token.setdefault(name, []).append(timed.value["first"])
+                return timed
+
+            return call
+
         for name, (first, second, times) in PAIRS.items():
-            one = floor if first == "floor" else sides.seconds(first)
-            other = sides.seconds(second)
             timings[name] = None
-            if one is not None and other is not None:
-                timed = alternate(one, other, rounds, tick=tick, seconds=lambda work: work())
+            if first in at and second in at:
+                timed = alternate(side(first), side(second), rounds, tick=tick)
                 timings[name] = _plain(timed, (first, second), times)
-        long = ids[:1, : model.config.n_ctx - 1]
-
-        def read() -> None:
-            with torch.inference_mode():
-                model.unembed(model.stream(long)[:, -1:])
-
-        prefill = alternate(read, forward_floor(model, long.shape[1]), rounds, tick=tick)
+        prefill = alternate(mainstem.side("prefill"), floor.side("prefill"), rounds, tick=tick)
         timings["prefill_over_floor"] = _plain(prefill, ("prefill", "floor"), 1)
     figures = {name: timing and timing["ratio"] for name, timing in timings.items()}
     loss = None if run is None else _losses(run, data)
@@ -198,13 +238,13 @@ def measure(
         "int8_loss_minus_fp32": loss and loss["int8"] - loss["fp32"],
         "losses": loss,
         "timings": timings,
-        "first_token_seconds": {name: spread(values).median for name, values in sides.first.items()},
+        "first_token_seconds": {name: spread(values).median for name, values in first_token.items()},
         "bytes_read": bytes_read,
         "prompt": PROMPT,
         "new": NEW,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "notes": [*sides.notes, *[NO_LOSS] * (run is None)],
+        "notes": [*notes, *[NO_LOSS] * (run is None)],
     }
 
 
@@ -229,9 +269,9 @@ def _plain(timed: Alternated, sides: tuple[str, str], times: float) -> dict[str,
 @dataclass(frozen=True, kw_only=True)
 class Decode:
     """Time greedy generation, by turns with reading the weights' bytes alone, with the `generate` of transformers, and
-    with llama.cpp; all with the same random weights, on the CPU.
+    with llama.cpp; each in a process of its own, all with the same random weights, on the CPU.
 
-    The peers are optional: pip install transformers mainstem[llama].
+    The peers are optional: pip install transformers 'mainstem[llama]'.
     """
 
     shape: Literal["small", "mid", "andrea"] = "andrea"
@@ -270,7 +310,7 @@ def main(argv: Sequence[str]) -> None:
         lower, upper = timing["ratio_quartiles"]
         seconds = ", ".join(f"{side} {1000 * value:,.2f}" for side, value in timing["seconds"].items())
         rows.append((name, f"{timing['ratio']:.3f}", f"{lower:.3f} to {upper:.3f}", seconds))
-    screen.table(("figure", "ratio", "middle half", "ms a step"), rows)
+    screen.table(("figure", "ratio", "interquartile range", "ms a step"), rows)
     first = ", ".join(f"{side} {1000 * value:,.0f}" for side, value in found["first_token_seconds"].items())
     screen.say(f"first token after, ms: {first}")
     if found["losses"] is not None:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.processes import Timed
 from mainstem.model.gpt import GPT
 
 SUMS = 20
@@ -73,17 +74,17 @@ def forward_floor(model: GPT, length: int) -> Callable[[], None]:
     return run
 
 
-def memory_floor(wanted: int) -> Callable[[], float]:
+def memory_floor(wanted: int) -> Callable[[], Timed]:
     """A call that gives the seconds in which `wanted` bytes can be read: those of large sums, by all threads.
 
     Each sum is over 512 MB of float32 that were written to beforehand, which is more than processors cache.
     """
     memory = torch.ones(1 << 27)
 
-    def seconds() -> float:
+    def sums() -> Timed:
         start = time.perf_counter()
         for _ in range(SUMS):
             memory.sum()
-        return (time.perf_counter() - start) * wanted / (SUMS * memory.nbytes)
+        return Timed((time.perf_counter() - start) * wanted / (SUMS * memory.nbytes))
 
-    return seconds
+    return sums

@@ -4,19 +4,23 @@ A figure is a ratio of seconds within one run; that of memory is one of bytes. B
 differ stands beside it, for ways that do not agree are not ways to the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks import memory, naive
-from benchmarks.peer import Peer, find
+from benchmarks import naive
+from benchmarks.memory import taken
+from benchmarks.peer import find
+from benchmarks.processes import NotCompared, Process, Works, alone
 from benchmarks.subject import Subject
-from benchmarks.timing import Alternated, Spread, Work, alternate, spread
-from mainstem.circuits.composition import MODES, composition
+from benchmarks.timing import Alternated, Spread, alternate, check, spread
+from mainstem.circuits.composition import composition
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.model.gpt import GPT
@@ -26,28 +30,14 @@ from mainstem.stream.change.patch import patch_grid
 from mainstem.stream.change.rerun import ROOM
 from mainstem.stream.decompose import closing_error
 from mainstem.stream.metrics import LogitDifference
+from mainstem.stream.trace import Trace
 
 OURS, PEER = "mainstem", "TransformerLens"
 POINTS = ("embed", "pos_embed", "resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "resid_final")
 """The stream and every write."""
+Arrays = dict[str, Tensor]
 SLOW_ROUNDS = 3
 """Rounds, at most, of what takes minutes."""
-
-
-class Opened(NamedTuple):
-    """What the figures are taken of."""
-
-    subject: Subject
-    model: GPT
-    peer: Peer | None
-
-
-class Ways(NamedTuple):
-    """Two ways to the same, and by how much two results differ, as a share of the largest value."""
-
-    first: Work
-    second: Work
-    difference: Callable[[Any, Any], float]
 
 
 def stream_and_writes(model: GPT) -> list[str]:
@@ -55,56 +45,72 @@ def stream_and_writes(model: GPT) -> list[str]:
     return [point for point in model.points() if point.split(".")[-1] in POINTS]
 
 
-def captured(opened: Opened, by_default: bool) -> Ways:
-    """A pass that keeps the stream and every write, or the default points; and one that keeps nothing."""
-    model, (ids, _) = opened.model, opened.subject.text()
-    points = None if by_default else stream_and_writes(model)
-    return Ways(lambda: capture(model, ids, points).logits, lambda: model(ids), closing_error)
+def ours(**fields: Any) -> Works:
+    """Our side, of a Subject's fields: each look, the plain ways beside it, and the `memory` of a look."""
+    subject = Subject(**fields)
+    model, (ids, targets), (clean, corrupt) = subject.model(), subject.text(), subject.pair()
+    metric, points, traces = LogitDifference(0, 1), stream_and_writes(model), dict[str, Trace]()
 
+    def attribution() -> Arrays:
+        """Every head's part of every position's next token, with all other rows, from a pass that is kept already."""
+        if not traces:
+            traces["kept"] = capture(model, ids)
+        why = traces["kept"].attribution(targets, by="head", pos=None)
+        return dict(zip(why.labels, why.values, strict=True))
 
-def composed(opened: Opened) -> Ways:
-    """The peer's scores of Q, K and V, and ours."""
-    model, peer = opened.model, _there(opened.peer)
-
-    def difference(theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> float:
-        return max(closing_error(theirs[mode], ours[mode].nan_to_num()) for mode in MODES)
-
-    return Ways(peer.composition, lambda: composition(model).scores, difference)
-
-
-def attributed(opened: Opened) -> Ways:
-    """Every head's part of every position's next token, ours with all other rows, from passes that are kept already.
-
-    The weights are as they were drawn. The biases that reach the values are 0, which the two sides count to other rows.
-    """
-    peer, (ids, targets) = _there(opened.peer), opened.subject.text()
-    trace, cache = capture(opened.model, ids), peer.cache(ids)
-
-    def ours() -> tuple[list[str], Tensor]:
+    def look(ids: Tensor, targets: Tensor) -> list[Tensor]:
+        trace = capture(model, ids)
         why = trace.attribution(targets, by="head", pos=None)
-        return why.labels, why.values
+        return [*trace.values.values(), why.values, why.total]
 
-    def difference(ours: tuple[list[str], Tensor], theirs: Tensor) -> float:
-        heads = [row for row, label in enumerate(ours[0]) if label.startswith("L")]  # `L3H2`
-        return closing_error(ours[1][heads], theirs)
+    def memory() -> dict[str, int | None]:
+        look(ids[:, :2], targets[:, :2])
+        return vars(taken(lambda: look(ids, targets)))
 
-    return Ways(ours, lambda: peer.head_attribution(cache, targets), difference)
+    works: dict[str, Callable[[], Any]] = {
+        "forward": lambda: {"logits": model(ids)},
+        "capture": lambda: {"logits": capture(model, ids, points).logits},
+        "default capture": lambda: {"logits": capture(model, ids).logits},
+        "composition": lambda: dict(composition(model).scores),
+        "attribution": attribution,
+        "patch_grid": lambda: {"effects": patch_grid(model, clean, corrupt, metric).effects[..., 0]},
+        "whole passes": lambda: {"effects": naive.patch_grid(model, clean, corrupt, metric, ROOM)},
+        "memory": memory,
+    }
+    return {name: torch.no_grad()(work) for name, work in works.items()}
 
 
-def patched(opened: Opened) -> Ways:
-    """resid_pre at every block and position of a shorter text: ours, and a whole pass for each, as many at once."""
-    model, (clean, corrupt) = opened.model, opened.subject.pair()
-    metric = LogitDifference(0, 1)
-    return Ways(
-        lambda: patch_grid(model, clean, corrupt, metric).effects[..., 0],
-        lambda: naive.patch_grid(model, clean, corrupt, metric, ROOM),
-        closing_error,
-    )
+def theirs(**fields: Any) -> Works:
+    """TransformerLens's side, whose weights are as they were drawn: the biases that reach the values are 0, which the
+    two sides count to other rows. Raises NotCompared as `peer.find` does."""
+    subject = Subject(**fields)
+    model, (ids, targets) = subject.model(), subject.text()
+    peer, difference = find(model, ids)
+    kept: dict[str, Tensor] = {}
+
+    def attribution() -> Arrays:
+        if not kept:
+            kept.update(peer.cache(ids))
+        heads = [f"L{block}H{head}" for block in range(len(model.blocks)) for head in range(model.config.n_head)]
+        return dict(zip(heads, peer.head_attribution(kept, targets), strict=True))
+
+    def memory() -> dict[str, int | None]:
+        peer.cache(ids[:, :2])
+        return vars(taken(lambda: peer.cache(ids).values()))
+
+    return {
+        "about": lambda: {"version": peer.version, "difference": difference},
+        "composition": peer.composition,
+        "attribution": attribution,
+        "memory": memory,
+    }
 
 
-def _there(peer: Peer | None) -> Peer:
-    assert peer is not None
-    return peer
+def apart(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> float:
+    """By how much two results differ in the arrays that both have, as a share of the largest value."""
+    names = sorted(first.keys() & second.keys())
+    one, other = (torch.cat([torch.from_numpy(arrays[name]).flatten() for name in names]) for arrays in (first, second))
+    return closing_error(one.nan_to_num(), other.nan_to_num())
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,8 @@ class Figure:
     aim: str
     """Where it should be at GPT-2-small's shape."""
     about: str
-    ways: Callable[[Opened], Ways]
+    works: tuple[str, str]
+    """The works of the two sides."""
     slow: bool = False
 
     @property
@@ -133,19 +140,19 @@ class Figure:
 FIGURES = (
     Figure("capture_over_forward", "capture", "forward", "at most 1.10",
            "a pass that keeps the stream and every write, over one that keeps nothing",
-           partial(captured, by_default=False)),
+           ("capture", "forward")),
     Figure("default_capture_over_forward", "capture", "forward", "at most 1.20",
            "the same with z and the norms' statistics, as a capture is by default",
-           partial(captured, by_default=True)),
+           ("default capture", "forward")),
     Figure("composition_speedup", PEER, OURS, "at least 15",
            f"all composition scores of the weights: {PEER}'s time over ours",
-           composed, slow=True),
+           ("composition", "composition"), slow=True),
     Figure("head_attribution_ratio", OURS, PEER, "at most 0.50",
            f"each head's part of each next token's logit: our time over {PEER}'s",
-           attributed),
+           ("attribution", "attribution")),
     Figure("patch_grid_ratio", "patch_grid", "whole passes", "at most 0.60",
            "resid_pre patched at each block and position, over a whole pass for each",
-           patched, slow=True),
+           ("patch_grid", "whole passes"), slow=True),
 )  # fmt: skip
 
 
@@ -165,6 +172,7 @@ def measure(
 
     Raises ConfigError for less than one round.
     """
+    check(rounds)
     calls = {figure.name: 2 * (figure.rounds(rounds) + 1) for figure in FIGURES}
     done, total = 0, 2 + sum(calls.values())
 
@@ -174,45 +182,52 @@ def measure(
         progress(done, total, what)
 
     step("memory", 0)
-    taken: dict[str, memory.Taken | None] = {}
-    for side, look in ((OURS, memory.ours), (PEER, memory.peers)):  # before this process has models of its own
-        taken[side] = memory.alone(look, subject)
+    fields, notes = vars(subject), []
+    memory: dict[str, dict[str, int | None] | None] = {}
+    for name, build in ((OURS, "ours"), (PEER, "theirs")):
+        memory[name] = None
+        with suppress(NotCompared):
+            memory[name] = alone(f"benchmarks.inspect:{build}", "memory", ours=name == OURS, **fields)
         step("memory")
     timings: dict[str, Alternated | None] = {}
-    with torch.no_grad():
-        model = subject.model()
-        peer, why_not, difference = find(model, subject.text()[0])
-        opened = Opened(subject, model, peer)
+    peer = about = None
+    with ExitStack() as stack:
+        mainstem = stack.enter_context(Process("benchmarks.inspect:ours", ours=True, **fields))
+        try:
+            peer = stack.enter_context(Process("benchmarks.inspect:theirs", ours=False, **fields))
+            about = peer.value("about")
+        except NotCompared as error:
+            notes.append(str(error))
         for figure in FIGURES:
             step(figure.name, 0)
+            timings[figure.name] = None
             if figure.needs_peer and peer is None:
-                timings[figure.name] = None
                 step(figure.name, calls[figure.name])
-            else:
-                ways, tick = figure.ways(opened), partial(step, figure.name)
-                timings[figure.name] = alternate(
-                    ways.first, ways.second, figure.rounds(rounds), difference=ways.difference, tick=tick
-                )
+                continue
+            first, second = (
+                (peer if name == PEER and peer is not None else mainstem).side(work)
+                for name, work in zip((figure.of, figure.over), figure.works, strict=True)
+            )
+            tick = partial(step, figure.name)
+            timings[figure.name] = alternate(first, second, figure.rounds(rounds), difference=apart, tick=tick)
     return {
         **{name: None if timing is None else timing.ratio.median for name, timing in timings.items()},
-        "memory_ratio": _memory_ratio(taken),
+        "memory_ratio": _memory_ratio(memory),
         "timings": {figure.name: _seconds(figure, timings[figure.name]) for figure in FIGURES},
-        "memory": {side: None if bytes_ is None else vars(bytes_) for side, bytes_ in taken.items()},
+        "memory": memory,
         "shape": _shape(subject),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "peer": None if peer is None else f"{PEER} {peer.version}",
-        "logits_difference": difference,
-        "notes": [why_not] if why_not else [],
+        "peer": about and f"{PEER} {about['version']}",
+        "logits_difference": about and about["difference"],
+        "notes": notes,
     }
 
 
-def _memory_ratio(taken: dict[str, memory.Taken | None]) -> float | None:
+def _memory_ratio(memory: Mapping[str, Mapping[str, int | None] | None]) -> float | None:
     """Our peak over the peer's."""
-    ours, theirs = taken[OURS], taken[PEER]
-    if ours is None or theirs is None or not ours.peak or not theirs.peak:
-        return None
-    return ours.peak / theirs.peak
+    ours, theirs = ((memory[side] or {}).get("peak") for side in (OURS, PEER))
+    return ours / theirs if ours and theirs else None
 
 
 def _seconds(figure: Figure, timing: Alternated | None) -> dict[str, Any] | None:
@@ -222,15 +237,15 @@ def _seconds(figure: Figure, timing: Alternated | None) -> dict[str, Any] | None
     sides = {figure.of: spread(timing.first), figure.over: spread(timing.second)}
     return {
         "rounds": len(timing.first),
-        "seconds": {side: found.median for side, found in sides.items()},
-        "quartiles": {side: _quartiles(found) for side, found in sides.items()},
+        "seconds": {side: each.median for side, each in sides.items()},
+        "quartiles": {side: _quartiles(each) for side, each in sides.items()},
         "ratio_quartiles": _quartiles(timing.ratio),
         "difference": timing.difference,
     }
 
 
-def _quartiles(found: Spread) -> list[float]:
-    return [found.lower, found.upper]
+def _quartiles(ratio: Spread) -> list[float]:
+    return [ratio.lower, ratio.upper]
 
 
 def _shape(subject: Subject) -> dict[str, Any]:
@@ -242,7 +257,7 @@ def _shape(subject: Subject) -> dict[str, Any]:
 @dataclass(frozen=True, kw_only=True)
 class Inspect:
     """Time a capture beside the plain forward, composition and attribution beside TransformerLens, and patching beside
-    whole passes, by turns in one process; and weigh the memory, each side in a process of its own.
+    whole passes, by turns, each in a process of its own as its users have it; and weigh the memory.
 
     The model has random weights and reads random tokens. TransformerLens is optional: pip install 'mainstem[bench]'.
     """
@@ -307,8 +322,8 @@ def _cells(ratio: float | None, timing: dict[str, Any] | None) -> list[str]:
     return [_ratio(ratio), seconds, f"{timing['difference']:.0e}"]
 
 
-def _megabytes(taken: dict[str, int | None] | None) -> list[str]:
-    values = [None, None] if taken is None else [taken["peak"], taken["held"]]
+def _megabytes(memory: dict[str, int | None] | None) -> list[str]:
+    values = [None, None] if memory is None else [memory["peak"], memory["held"]]
     return ["-" if value is None else f"{value / 1e6:,.1f}" for value in values]
 
 

@@ -1,26 +1,18 @@
-"""The memory that a look inside takes at its peak, each in a process of its own.
+"""The memory that work takes at its peak, to be counted in a process of its own.
 
-The peak is the highest resident size while it works, less that before it starts, when the model is built, a first short
-look has loaded what looks need, and what was freed is handed back. Only Linux counts it; elsewhere it is None.
+The peak is the highest resident size while it works, less that before it starts, when what was
+built before stands, and what was freed is handed back. Only Linux counts it; elsewhere it is None.
 """
 
 import ctypes
 import gc
-import multiprocessing
 import re
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from torch import Tensor
 
-from benchmarks.peer import find
-from benchmarks.subject import Subject
-from mainstem.stream.capture import capture
-
-Value = TypeVar("Value")
 _PROCESS = Path("/proc/self")
 
 
@@ -32,36 +24,6 @@ class Taken:
     """The highest resident size while it worked, less that before."""
     held: int
     """The tensors that it left; one that has several names counts once."""
-
-
-def alone(function: Callable[..., Value], *arguments: Any) -> Value:
-    """What a function of a module returns in a fresh process."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(function, *arguments).result()
-
-
-def ours(subject: Subject) -> Taken:
-    """A capture, and every head's part of every position's next token."""
-    model = subject.model()
-
-    def look(ids: Tensor, targets: Tensor) -> Iterable[Tensor]:
-        trace = capture(model, ids)
-        why = trace.attribution(targets, by="head", pos=None)
-        return [*trace.values.values(), why.values, why.total]
-
-    ids, targets = subject.text()
-    look(ids[:, :2], targets[:, :2])
-    return taken(lambda: look(ids, targets))
-
-
-def peers(subject: Subject) -> Taken | None:
-    """TransformerLens's cache of everything; None if it cannot be compared."""
-    ids, _ = subject.text()
-    peer = find(subject.model(), ids).peer
-    if peer is None:
-        return None
-    peer.cache(ids[:, :2])
-    return taken(lambda: peer.cache(ids).values())
 
 
 def taken(work: Callable[[], Iterable[Tensor]]) -> Taken:

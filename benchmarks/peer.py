@@ -6,12 +6,12 @@ nothing is downloaded, and no tokenizer is needed.
 
 import importlib
 import importlib.metadata
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpt2 import gpt2, unlike_gpt2
+from benchmarks.processes import NotCompared
 from mainstem.model.gpt import GPT
 from mainstem.stream.decompose import closing_error
 
@@ -66,29 +66,24 @@ class Peer:
             return torch.einsum("nbtc,btc->nbt", results, directions)
 
 
-class Found(NamedTuple):
-    """A peer; or None, and why there is none."""
+def find(model: GPT, ids: Tensor) -> tuple[Peer, float]:
+    """The model's peer, and the largest difference of its logits for ids (B, T) from ours, as a share of the largest.
 
-    peer: Peer | None
-    why_not: str = ""
-    difference: float | None = None
-    """The largest of its logits from ours, as a share of the largest logit."""
-
-
-def find(model: GPT, ids: Tensor) -> Found:
-    """The model's peer, if it is installed, can hold the model, and gives its logits for these ids, (B, T)."""
+    Raises NotCompared if it is not installed, cannot hold the model, or has other logits.
+    """
     if field := unlike_gpt2(model.config):
         value = getattr(model.config, field)
-        return Found(
-            None, f"TransformerLens is not compared: {field} {value!r} is not GPT-2's form; take another preset"
+        raise NotCompared(
+            f"TransformerLens is not compared: {field} {value!r} is not GPT-2's form; take another preset"
         )
     try:
         peer = Peer(model)
     except ImportError as error:
-        return Found(None, f"TransformerLens is not compared ({error}): pip install mainstem[bench]")
+        raise NotCompared(f"TransformerLens is not compared ({error}): pip install 'mainstem[bench]'") from error
     with torch.no_grad():
         difference = closing_error(peer.logits(ids), model(ids))
     if difference > AGREES:
-        why_not = f"TransformerLens {peer.version} is not compared: its logits differ from ours by {difference:.1e}"
-        return Found(None, why_not, difference)
-    return Found(peer, "", difference)
+        raise NotCompared(
+            f"TransformerLens {peer.version} is not compared: its logits differ from ours by {difference:.1e}"
+        )
+    return peer, difference

@@ -5,10 +5,13 @@ so that a machine whose speed drifts disturbs both alike. Both are scored after 
 validation text, in windows that do not overlap, and a side has reached a loss at its first score that is not above it.
 """
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,10 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import memory
+from benchmarks.memory import taken
+from benchmarks.processes import Process, Works, alone
 from benchmarks.reference import Recipe, Reference
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.screen import Screen
+from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, DataError
 from mainstem.model.gpt import GPT
 from mainstem.model.kernels.gelu_backend import choose_gelu
@@ -33,7 +38,10 @@ from mainstem.training.optim import Optimizer
 from mainstem.training.step import TrainStep
 
 OURS, REFERENCE = "mainstem", "reference"
+BUILDS = {REFERENCE: "benchmarks.time_to_loss:reference", OURS: "benchmarks.time_to_loss:ours"}
 PRESET = "swift"
+CHOSEN_ON = "tinyshakespeare"
+"""The text on which the preset's settings were chosen (docs/log.md); on another its speedup is a fairer one."""
 SEGMENT = 25
 """Steps between scores, and of a side's turn."""
 AT_ONCE = 128
@@ -116,33 +124,57 @@ class Score(NamedTuple):
     loss: float
 
 
+class Turns:
+    """A side at work, turn by turn."""
+
+    def __init__(self, side: Side, data: Data):
+        self.side, self.data = side, data
+        self.last: Score | None = None
+
+    def turn(self) -> Score:
+        """Train for at most SEGMENT steps by the clock, then score."""
+        done, seconds = (0, 0.0) if self.last is None else self.last[:2]
+        until = min(done + SEGMENT, self.side.steps)
+        start = time.perf_counter()
+        for step in range(done, until):
+            self.side.step(step)
+        seconds += time.perf_counter() - start
+        self.last = Score(until, seconds, validation_loss(self.side.model, self.data))
+        return self.last
+
+
+def ours(text: str, preset: dict[str, Any], recipe: dict[str, Any], seed: int) -> Works:
+    """Our side, of a text file and a preset as plain values: the next `turn`, and the `memory` of training."""
+    allocator.keep_freed()  # as the training loop has it
+    model, config = ModelConfig.from_dict(preset["model"]), TrainConfig.from_dict(preset["train"])
+    data = characters(Path(text).read_text(encoding="utf-8"), model.n_ctx)
+    return _works(partial(Ours, Preset("", "", model, config), data.train, data.vocabulary), data, seed)
+
+
+def reference(text: str, preset: dict[str, Any], recipe: dict[str, Any], seed: int) -> Works:
+    """The same works of the reference."""
+    settings = Recipe(**recipe)
+    data = characters(Path(text).read_text(encoding="utf-8"), settings.context)
+    return _works(partial(Reference, settings, data.train, data.vocabulary), data, seed)
+
+
+def _works(start: Callable[[int], Side], data: Data, seed: int) -> Works:
+    start(seed).step(0)  # what only a first step does is on no clock
+    return {"turn": Turns(start(seed), data).turn, "memory": lambda: _peak(start)}
+
+
 @dataclass
 class Run:
-    """A side and its clock."""
+    """How far a side came, as it was scored on the way."""
 
-    side: Side
-    data: Data
+    steps: int
+    """Of all its training."""
     scores: list[Score] = field(default_factory=list)
-
-    @property
-    def done(self) -> int:
-        """Steps."""
-        return self.scores[-1].steps if self.scores else 0
 
     @property
     def share(self) -> float:
         """Of its steps."""
-        return self.done / self.side.steps
-
-    def turn(self) -> None:
-        """Train for at most SEGMENT steps by the clock, then score."""
-        before = self.scores[-1].seconds if self.scores else 0.0
-        until = min(self.done + SEGMENT, self.side.steps)
-        start = time.perf_counter()
-        for step in range(self.done, until):
-            self.side.step(step)
-        seconds = before + time.perf_counter() - start
-        self.scores.append(Score(until, seconds, validation_loss(self.side.model, self.data)))
+        return self.scores[-1].steps / self.steps if self.scores else 0.0
 
     def reached(self, loss: float) -> Score | None:
         """The first score that is not above a loss."""
@@ -179,28 +211,35 @@ def measure(
         raise ConfigError(
             f"n_ctx: {chosen.model.n_ctx} is not the reference's {recipe.context}; the tasks would differ"
         )
-    data = characters(text, recipe.context)
-    starts: dict[str, Callable[[int], Side]] = {
-        REFERENCE: partial(Reference, recipe, data.train, data.vocabulary),
-        OURS: partial(Ours, chosen, data.train, data.vocabulary),
-    }
-    allocator.keep_freed()  # as the training loop has it; the reference gains by it too
-    peaks = {name: memory.alone(_peak, start) for name, start in starts.items()}
-    for start in starts.values():  # what only a first step does is on no clock
-        start(seeds[0]).step(0)
-    turns = sum(-(-steps // SEGMENT) for steps in (recipe.iterations, chosen.train.steps))
+    characters(text, recipe.context)  # long enough?
+    steps = {REFERENCE: recipe.iterations, OURS: chosen.train.steps}
+    turns = sum(-(-each // SEGMENT) for each in steps.values())
+    settings: dict[str, Any] = {
+        "preset": {"model": chosen.model.to_dict(), "train": chosen.train.to_dict()}, "recipe": vars(recipe)
+    }  # fmt: skip
     rows = []
-    for number, seed in enumerate(seeds):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "text.txt"
+        path.write_text(text, encoding="utf-8", newline="")
+        settings["text"] = str(path)
+        peaks = {name: alone(build, "memory", ours=name == OURS, seed=1, **settings) for name, build in BUILDS.items()}
+        for number, seed in enumerate(seeds):
 
-        def tick(done: int, what: str, before: int = number * turns, seed: int = seed) -> None:
-            progress(before + done, turns * len(seeds), f"seed {seed}: {what}")
+            def tick(done: int, what: str, before: int = number * turns, seed: int = seed) -> None:
+                progress(before + done, turns * len(seeds), f"seed {seed}: {what}")
 
-        rows.append({"seed": seed, **_race({name: Run(start(seed), data) for name, start in starts.items()}, tick)})
+            with ExitStack() as stack:
+                sides = {
+                    name: stack.enter_context(Process(build, ours=name == OURS, seed=seed, **settings))
+                    for name, build in BUILDS.items()
+                }
+                rows.append({"seed": seed, **_race(sides, {name: Run(steps[name]) for name in sides}, tick)})
     speedups = [row["speedup"] for row in rows]
     ours, theirs = peaks[OURS], peaks[REFERENCE]
     return {
         "speedup": None if None in speedups else min(speedups),
         "seeds": rows,
+        "chosen_on": CHOSEN_ON if chosen.name == PRESET else None,
         "memory_over_reference": ours / theirs if ours and theirs else None,
         "memory": peaks,
         "torch": torch.__version__,
@@ -212,13 +251,13 @@ def measure(
     }
 
 
-def _race(runs: dict[str, Run], tick: Callable[[int, str], None]) -> dict[str, Any]:
+def _race(sides: dict[str, Process], runs: dict[str, Run], tick: Callable[[int, str], None]) -> dict[str, Any]:
     """Both to their ends, the turn always that of the side that has done the smaller share; then who was where when."""
     turns = 0
-    while (run := min(runs.values(), key=lambda run: run.share)).share < 1:
-        run.turn()
+    while runs[name := min(runs, key=lambda name: runs[name].share)].share < 1:
+        runs[name].scores.append(Score(*sides[name].value("turn")))
         turns += 1
-        last = {name: f"{name} {run.scores[-1].loss:.3f}" for name, run in runs.items() if run.scores}
+        last = {side: f"{side} {run.scores[-1].loss:.3f}" for side, run in runs.items() if run.scores}
         tick(turns, ", ".join(last.values()))
     target = runs[REFERENCE].scores[-1].loss
     reached = {name: run.reached(target) for name, run in runs.items()}
@@ -237,8 +276,6 @@ def _race(runs: dict[str, Run], tick: Callable[[int, str], None]) -> dict[str, A
 def _peak(start: Callable[[int], Side]) -> int | None:
     """What training takes at its highest, in bytes: model, optimizer, and three steps."""
 
-    allocator.keep_freed()
-
     def train() -> list[torch.Tensor]:
         side = start(1)
         for step in range(min(3, side.steps)):
@@ -246,14 +283,15 @@ def _peak(start: Callable[[int], Side]) -> int | None:
         return list(side.model.parameters())
 
     train()  # loads what training needs
-    return memory.taken(train).peak
+    return taken(train).peak
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeToLoss:
     """Train the reference, nanoGPT's published recipe for a CPU, and the preset `swift` on the characters of a text, by
-    turns in one process; its last tenth is held out, and both are scored on all of it on the way, off the clock.
-    The speedup is the reference's seconds to the loss at which it ends, over ours to the first that is not above it."""
+    turns, each in a process of its own. The text's last tenth is held out, and both are scored on all of it on the way,
+    off the clock. The speedup is the reference's seconds to the loss at which it ends, over ours to the first that is
+    not above it."""
 
     data: str
     """The text: a file, - for standard input, or a bundled text."""
@@ -297,6 +335,7 @@ def _show(screen: Screen, found: dict[str, Any]) -> None:
             cells += [_text(row["seconds"][side], ".1f"), row["steps"][side]]
         rows.append([*cells, _text(row["speedup"], ".2f")])
     screen.say(f"torch {found['torch']}, {found['threads']} threads, float32")
+    screen.say(f"the settings of {PRESET} were chosen on {CHOSEN_ON}")
     screen.table(columns, rows)
     if found["speedup"] is None:
         screen.say("speedup: none, for the target was not reached with every seed")

@@ -1,9 +1,9 @@
 """What a training step costs: over its products alone, and over the step of `transformers` for the same model."""
 
 import itertools
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from benchmarks.floors import compute_floor
 from benchmarks.gpt2 import gpt2
-from benchmarks.memory import alone, taken
-from benchmarks.timing import Alternated, alternate, spread
+from benchmarks.memory import taken
+from benchmarks.processes import NotCompared, Process, Works, alone
+from benchmarks.timing import Alternated, alternate, check, spread
 from mainstem.cli.parts.arguments import parse
 from mainstem.cli.parts.screen import Screen
 from mainstem.config import ModelConfig, TrainConfig
@@ -76,6 +77,46 @@ def their_step(model: GPT, x: Tensor) -> Step:
     return step
 
 
+def ours(shape: str) -> Works:
+    """Our side: `steps` of so many steps in a row, and the `memory` of three, bytes above model and optimizer."""
+    allocator.keep_freed()  # as the training loop has it
+    return _works(our_step(*model_of(shape)))
+
+
+def theirs(shape: str) -> Works:
+    """The same works, of transformers. Raises NotCompared if it is not installed."""
+    model, x, _ = model_of(shape)
+    try:
+        return _works(their_step(model, x))
+    except ImportError as error:
+        raise NotCompared(f"transformers is not compared ({error}): pip install transformers") from error
+
+
+def floor(shape: str) -> Works:
+    """`steps` of the products of so many of our steps."""
+    allocator.keep_freed()
+    model, x, _ = model_of(shape)
+    return {"steps": partial(_repeat, compute_floor(model, *x.shape))}
+
+
+def _works(step: Step) -> Works:
+    def three() -> Iterable[Tensor]:
+        _repeat(step, 3)
+        return []
+
+    def memory() -> int | None:
+        step()
+        return taken(three).peak
+
+    return {"steps": partial(_repeat, step), "memory": memory}
+
+
+def _repeat(step: Step, steps: int) -> None:
+    """So many steps in a row, as training takes them."""
+    for _ in range(steps):
+        step()
+
+
 def measure(
     shape: str, rounds: int = 9, *, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
@@ -85,24 +126,31 @@ def measure(
 
     Raises ConfigError for an unknown shape and for less than one round.
     """
-    allocator.keep_freed()  # as the training loop has it; the peer gains by it too
-    model, x, y = model_of(shape)
-    ours, floor, notes = our_step(model, x, y), compute_floor(model, *x.shape), []
+    check(rounds)
+    notes: list[str] = []
+    timings: dict[str, Alternated] = {}
+    memory: dict[str, int | None] = {"mainstem": alone("benchmarks.train:ours", "memory", ours=True, shape=shape)}
     try:
-        theirs: Step | None = their_step(model, x)
-    except ImportError as error:
-        theirs = None
-        notes.append(f"transformers is not compared ({error}): pip install transformers")
-    count, total = itertools.count(1), (rounds + 1) * 2 * (1 if theirs is None else 2)
+        memory["transformers"] = alone("benchmarks.train:theirs", "memory", ours=False, shape=shape)
+        others = {"floor": True, "transformers": False}
+    except NotCompared as error:
+        memory["transformers"] = None
+        notes.append(str(error))
+        others = {"floor": True}
+    count, total = itertools.count(1), (rounds + 1) * 2 * len(others)
 
     def tick() -> None:
         progress(next(count), total)
 
-    ours()
-    steps = max(1, round(TURN / _seconds(ours)))
-    over_floor = alternate(_turn(ours, steps), _turn(floor, steps), rounds, tick=tick)
-    over_peer = theirs and alternate(_turn(ours, steps), _turn(theirs, steps), rounds, tick=tick)
-    memory = {"mainstem": alone(_memory, shape, True), "transformers": theirs and alone(_memory, shape, False)}
+    with Process("benchmarks.train:ours", ours=True, shape=shape) as mainstem:
+        mainstem.call("steps", 1)
+        steps = max(1, round(TURN / mainstem.call("steps", 1).seconds))
+        for name, is_ours in others.items():
+            build = "floor" if is_ours else "theirs"
+            with Process(f"benchmarks.train:{build}", ours=is_ours, shape=shape) as other:
+                sides = mainstem.side("steps", steps), other.side("steps", steps)
+                timings[name] = alternate(*sides, rounds, tick=tick)
+    over_floor, over_peer = timings["floor"], timings.get("transformers")
     both = [peak for peak in memory.values() if peak]
     return {
         "shape": shape,
@@ -121,38 +169,6 @@ def measure(
     }
 
 
-def _memory(shape: str, ours: bool) -> int | None:
-    """The peak of three steps in a fresh process, bytes; model and optimizer are built, and have stepped once."""
-    if ours:
-        allocator.keep_freed()
-    model, x, y = model_of(shape)
-    step = our_step(model, x, y) if ours else their_step(model, x)
-    step()
-
-    def three() -> Iterable[Tensor]:
-        for _ in range(3):
-            step()
-        return []
-
-    return taken(three).peak
-
-
-def _turn(step: Step, steps: int) -> Step:
-    """So many steps in a row, as training takes them."""
-
-    def turn() -> None:
-        for _ in range(steps):
-            step()
-
-    return turn
-
-
-def _seconds(step: Step) -> float:
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
-
-
 def _plain(timed: Alternated, steps: int, other: str) -> dict[str, Any]:
     sides = {"mainstem": timed.first, other: timed.second}
     return {
@@ -164,7 +180,7 @@ def _plain(timed: Alternated, steps: int, other: str) -> dict[str, Any]:
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """Time a training step beside its matrix products and attention alone, and beside the step of `transformers` for
-    the same model, by turns in one process; and weigh the memory, each side in a process of its own."""
+    the same model, by turns, each in a process of its own as its users have it; and weigh the memory."""
 
     shape: Literal["small", "mid", "andrea"] = "small"
     """4 blocks of 128, 6 of 384 (characters), or ANDREA's 12 of 768."""
@@ -190,7 +206,7 @@ def main(argv: Sequence[str]) -> None:
             lower, upper = timing["ratio_quartiles"]
             seconds = ", ".join(f"{side} {1000 * value:,.1f}" for side, value in timing["seconds"].items())
             rows.append((name, f"{found[name]:.3f}", f"{lower:.3f} to {upper:.3f}", seconds))
-    screen.table(("figure", "ratio", "middle half", "ms a step"), rows)
+    screen.table(("figure", "ratio", "interquartile range", "ms a step"), rows)
     ratio = found["memory_over_transformers"]
     sides = ", ".join(f"{side} {peak / 1e6:,.1f} MB" for side, peak in found["memory"].items() if peak)
     if sides:

@@ -14,11 +14,10 @@ KOREAN = Source(("constitution-ko",))
 
 
 @pytest.fixture
-def short(monkeypatch):
-    """A megabyte is a hundredth of one, and memory is weighed here."""
+def short(monkeypatch, in_this_process):
+    """A megabyte is a hundredth of one."""
     write = data.repeated
     monkeypatch.setattr(data, "repeated", lambda source, path, size: write(source, path, size // 100))
-    monkeypatch.setattr(data, "alone", lambda function, *arguments: function(*arguments))
 
 
 def test_a_text_is_repeated_to_its_size(tmp_path):

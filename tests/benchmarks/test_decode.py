@@ -1,6 +1,6 @@
 """`python -m benchmarks decode`: its sides generate the same model's tokens, and its figures are what they say."""
 
-import re
+import functools
 import sys
 from types import ModuleType
 
@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import decode, llama
 from benchmarks.floors import forward_floor, memory_floor
-from benchmarks.timing import alternate
+from benchmarks.processes import NotCompared, Timed
 from mainstem.errors import RunError
 from mainstem.generation.compiled import store
 from mainstem.generation.decoding import generate_ids
@@ -33,7 +33,7 @@ def times(generated):
 
 def test_ours_says_when_each_token_came():
     for rows in (1, 3):
-        found = decode.ours(model(), PROMPT, rows)()
+        found = decode.generate_ours(model(), PROMPT, rows)()
         assert [i for i, _ in found] == greedy(decode.NEW)
         assert times(found) == sorted(times(found))
         assert 0 < decode.per_token(times(found)) < found[-1][1]
@@ -43,7 +43,7 @@ def test_ours_says_when_each_token_came():
 
 def test_transformers_says_what_we_say():
     pytest.importorskip("transformers", reason="a peer: pip install transformers")
-    found = decode.transformers(model(), PROMPT)()
+    found = decode.generate_theirs(model(), PROMPT)()
     assert len(found) == decode.NEW
     assert [i for i, _ in found[:20]] == greedy(20)
     assert times(found) == sorted(times(found))
@@ -63,27 +63,52 @@ def test_llama_says_what_we_say(tmp_path, dtype):
 @pytest.mark.parametrize(
     ("package", "said"),
     [
-        ("llama_cpp", r"llama.cpp is not compared \(.*llama_cpp.*\): pip install mainstem\[llama\]"),
+        ("llama_cpp", r"llama.cpp is not compared \(.*llama_cpp.*\): pip install 'mainstem\[llama\]'"),
         ("gguf", "llama.cpp is not compared: GGUF files are written by the package gguf .*pip install"),
     ],
 )
-def test_a_peer_that_is_not_there_is_noted(tmp_path, monkeypatch, package, said):
+def test_a_peer_that_is_not_there_is_told(tmp_path, monkeypatch, package, said):
     for name in ("transformers", "llama_cpp", "gguf"):
         monkeypatch.setitem(sys.modules, name, None if name in ("transformers", package) else ModuleType(name))
-    sides = decode._Sides(model(), PROMPT, tmp_path)
-    assert len(sides.notes) == 2
-    assert "transformers is not compared" in sides.notes[0]
-    assert re.match(said, sides.notes[1])
-    assert sides.seconds("llamacpp_f32") is sides.seconds("transformers") is None
+    with pytest.raises(NotCompared, match="transformers is not compared"):
+        decode.transformers("mid")
+    with pytest.raises(NotCompared, match=said):
+        decode.llamacpp("mid", str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
-def test_the_figures_name_their_sides(tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "transformers", lambda model, prompt: list)
-    monkeypatch.setattr(llama, "generator", lambda model, path, dtype: lambda prompt, count: [])
-    sides = decode._Sides(model(), PROMPT, tmp_path)
-    named = {name for first, second, _ in decode.PAIRS.values() for name in (first, second)} - {"floor"}
-    assert not [name for name in named if sides.seconds(name) is None]
+@pytest.mark.parametrize("peers", [True, False])
+def test_the_figures_name_their_sides(monkeypatch, in_this_process, peers):
+    """Nothing is generated: a text takes the seconds that its side is given."""
+    seconds = {"fp32": 4.0, "int8": 1.0, "bf16": 2.0, "batch": 8.0, "floor": 3.0, "transformers": 12.0,
+               "llamacpp_f32": 6.0, "llamacpp_q8_0": 1.5, "prefill": 1.0}  # fmt: skip
+    works = {name: lambda each=each: Timed(each, {"ids": [], "first": each}) for name, each in seconds.items()}
+
+    def peer(**arguments):
+        if not peers:
+            raise NotCompared("not there")
+        return works
+
+    monkeypatch.setattr(decode.store, "build", lambda: True)
+    monkeypatch.setattr(decode.store, "load", functools.cache(lambda weights: "a step"))
+    monkeypatch.setattr(decode, "ours", lambda shape: works | {"bytes_read": lambda: 7})
+    monkeypatch.setattr(decode, "floors", lambda shape, bytes_read: works)
+    monkeypatch.setattr(decode, "transformers", peer)
+    monkeypatch.setattr(decode, "llamacpp", peer)
+    figures = decode.measure("mid", 1)
+    assert figures["fp32_over_memory_floor"] == 0.75
+    assert figures["fp32_over_llamacpp"] == (1.5 if peers else None)
+    assert figures["bf16_over_fp32"] == 2
+    assert figures["int8_over_transformers"] == (12 if peers else None)
+    assert figures["int8_over_llamacpp"] == (1.5 if peers else None)
+    assert figures["batch16_over_batch1"] == 8
+    assert figures["bytes_read"] == 7
+    assert figures["notes"] == ["not there"] * 2 * (not peers) + [decode.NO_LOSS]
+    peers_seconds = {name: seconds[name] for name in ("transformers", "llamacpp_f32", "llamacpp_q8_0") if peers}
+    ours = {name: seconds[name] for name in ("fp32", "int8", "bf16", "batch")}
+    if not peers:
+        del ours["int8"]  # which is measured beside peers alone
+    assert figures["first_token_seconds"] == ours | peers_seconds
 
 
 def test_what_another_process_compiles_is_waited_for(monkeypatch):
@@ -93,15 +118,9 @@ def test_what_another_process_compiles_is_waited_for(monkeypatch):
         decode.measure("small", 1)
 
 
-def test_a_part_of_a_call_can_be_timed():
-    timed = alternate(lambda: 3.0, lambda: 2.0, 4, seconds=lambda work: work())
-    assert timed.first == (3.0,) * 4
-    assert timed.ratio.median == 1.5
-
-
 def test_floors_run(monkeypatch):
     forward_floor(model(), 16)()
     monkeypatch.setattr("benchmarks.floors.SUMS", 1)
     monkeypatch.setattr(torch, "ones", lambda count: torch.zeros(1 << 20))
     one, two = memory_floor(1 << 20), memory_floor(1 << 30)
-    assert 0 < one() < two()
+    assert 0 < one().seconds < two().seconds

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import decode, memory
+from benchmarks import decode
 from benchmarks.__main__ import QUESTIONS, main
 from benchmarks.inspect import FIGURES
 from benchmarks.peer import PACKAGE
@@ -15,9 +15,8 @@ LINE = ("inspect", "--preset", "tiny", "--tokens", "12", "--grid-tokens", "5", "
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """No process of its own for the memory, and no peer, whether or not it is installed."""
-    monkeypatch.setattr(memory, "alone", lambda function, *arguments: function(*arguments))
+def quick(monkeypatch, in_this_process):
+    """No peer, whether or not it is installed."""
     monkeypatch.setitem(sys.modules, f"{PACKAGE}.model_bridge.sources", None)
 
 
@@ -47,7 +46,7 @@ def test_the_figures_as_an_object(ask):
     assert found["composition_speedup"] is found["head_attribution_ratio"] is found["memory_ratio"] is None
     assert found["shape"]["tokens"] == 12
     assert "note: TransformerLens is not compared" in result.err
-    assert "pip install mainstem[bench]" in result.err
+    assert "pip install 'mainstem[bench]'" in result.err
 
 
 def test_the_figures_for_a_person(ask):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import memory, time_to_loss
+from benchmarks import time_to_loss
 from benchmarks.reference import Recipe
-from benchmarks.time_to_loss import OURS, REFERENCE, Data, Ours, Run, Score, characters, measure, validation_loss
+from benchmarks.time_to_loss import OURS, REFERENCE, Data, Ours, Run, Score, Turns, characters, measure, validation_loss
 from mainstem.config import ModelConfig, TrainConfig
 from mainstem.errors import ConfigError, DataError
 from mainstem.presets import PRESETS, Preset, preset
@@ -28,10 +28,7 @@ SMALL = Preset(
 )
 
 
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch):
-    """No process of its own for the memory."""
-    monkeypatch.setattr(memory, "alone", lambda function, *arguments: function(*arguments))
+pytestmark = pytest.mark.usefixtures("in_this_process")
 
 
 class Fixed(torch.nn.Module):
@@ -68,7 +65,8 @@ def test_a_score_reads_every_character_once(length):
 
 def test_a_loss_is_reached_at_the_first_score_that_is_not_above_it():
     scores = [Score(25, 1.0, 3.0), Score(50, 2.0, 1.5), Score(75, 3.0, 1.7), Score(100, 4.0, 1.5)]
-    run = Run(None, None, scores)
+    run = Run(100, scores)
+    assert run.share == 1
     assert run.reached(1.5) == scores[1]
     assert run.reached(1.6) == scores[1]
     assert run.reached(1.4) is None
@@ -85,11 +83,8 @@ def test_the_clock_runs_over_training_alone(monkeypatch):
 
     monkeypatch.setattr(time_to_loss, "validation_loss", slow)
     data = characters(TEXT, 16)
-    run = Run(Ours(SMALL, data.train, data.vocabulary, seed=1), data)
-    run.turn()
-    run.turn()
-    assert run.scores == [Score(25, 1.0, 2.0), Score(30, 2.0, 2.0)]
-    assert run.share == 1
+    turns = Turns(Ours(SMALL, data.train, data.vocabulary, seed=1), data)
+    assert [turns.turn(), turns.turn()] == [Score(25, 1.0, 2.0), Score(30, 2.0, 2.0)]
 
 
 def test_our_steps_are_those_of_the_training_loop(tmp_path):
@@ -125,6 +120,7 @@ def test_the_figures_are_there():
         assert row["steps"][OURS] == first[0]
         assert row["speedup"] == row["seconds"][REFERENCE] / first[1]
     assert found["speedup"] == min(row["speedup"] for row in found["seeds"])
+    assert found["chosen_on"] is None
     assert set(found["memory"]) == {OURS, REFERENCE}
     assert (found["memory_over_reference"] is None) == (not all(found["memory"].values()))
 
@@ -156,6 +152,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     time_to_loss.main([*line, "--json"])
     said = capsys.readouterr()
     assert json.loads(said.out)["seeds"][0]["seed"] == 4
+    assert json.loads(said.out)["chosen_on"] == "tinyshakespeare"
     assert "note: the recipe has 2,000 iterations, not 2: a try, not a figure" in said.err
     time_to_loss.main(line)
     said = capsys.readouterr().out

@@ -46,6 +46,13 @@ def _help() -> str:
     )
 
 
+def settings() -> None:
+    """Set in the environment, before PyTorch is loaded, what makes it faster; what the user set stays."""
+    if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for long are what a busy machine slows most
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch asks for large pages (docs/log.md: what that saves)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, 1 the run failed, 2 the input is wrong, 130 and 143 signals."""
     if argv is None and sys.getfilesystemencoding() != "utf-8":  # the C locale would garble names and prompts
@@ -58,9 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a console that cannot show a character must not end a run
             stream.reconfigure(errors="replace")
-    if "OMP_WAIT_POLICY" not in os.environ:  # threads that spin for long are what a busy machine slows most
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch asks for large pages (docs/log.md: what that saves)
+    settings()
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(_help())
