@@ -1,6 +1,7 @@
 """`mainstem verify-resume`: law 9 under real kills, and a verdict that can be no."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from mainstem.training.verify_resume import compare
 def test_kills_and_a_request_to_stop_change_nothing(mainstem, text, monkeypatch, kills):
     """Law 9: every shot met a run that was going on."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    Path("mainstem.py").write_text("raise ImportError('the working folder is not imported from')")
     line = ["--kills", kills, "--terms", "1", "--steps", "80", "--save-every", "5", "--data", text]
     result = mainstem("verify-resume", *line, "--json")
     assert result.code == 0, result.err

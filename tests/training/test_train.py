@@ -8,11 +8,12 @@ import torch
 import mainstem as ms
 import training_runs
 from mainstem.cli import main
-from mainstem.errors import ConfigError, DataError, RunError
+from mainstem.errors import ConfigError, DataError, Interrupted, RunError
 from mainstem.runs.folder import RunFolder
+from mainstem.training import doctor
 from mainstem.training.events import CheckpointDue, Notice, Saved, Step
 from mainstem.training.keeper import Keeper
-from mainstem.training.loop import Training
+from mainstem.training.loop import NonFinite, Training
 
 SHAPE = {"n_ctx": 16, "n_layer": 2, "n_head": 2, "d_model": 32, "vocab_size": 300}
 PACE = {"steps": 6, "batch_size": 8, "warmup": 2, "save_every": 3, "eval_every": 3, "vitals_every": 3, "device": "cpu"}
@@ -190,3 +191,39 @@ def test_training_goes_on_from_a_state(text, data):
         assert equal(weights(again.model), weights(whole.model))
         assert (again.best, again.evaluated) == (whole.best, whole.evaluated)
     assert [state.step for state in states] == [3, 6]
+
+
+def test_training_goes_on_after_an_interruption(data):
+    """Law 9 in memory: `events` again, also when a step was interrupted between two micro-batches."""
+    config = ms.ModelConfig(**{**SHAPE, "vocab_size": data.tokenizer.vocab_size, "dropout": 0.1})
+    pace = ms.TrainConfig(**PACE, micro_batch=4)
+    whole, again = Training(config, pace, data), Training(config, pace, data)
+    list(whole.events())
+    again.should_stop = training_runs.StopAt(5)
+    with pytest.raises(Interrupted):
+        list(again.events())
+    assert 0 < again.done < 6
+    list(again.events())
+    assert equal(weights(again.model), weights(whole.model))
+
+
+def test_numbers_that_are_not_finite_end_training_in_memory(text):
+    """The message names the step, the point and the rate."""
+    with pytest.raises(NonFinite, match=r"step \d is not finite .*first at .*lower `lr` \(it is 1e\+09\).*start again"):
+        train(text, lr=1e9, warmup=0, residual="none")
+
+
+@pytest.mark.parametrize("share", [0.99, 1.01])
+def test_training_refuses_exactly_where_the_doctor_warns(data, monkeypatch, share):
+    """One estimate of memory, by the same numbers."""
+    config, pace = ms.ModelConfig(**{**SHAPE, "vocab_size": data.tokenizer.vocab_size}), ms.TrainConfig(**PACE)
+    need = doctor.counts.memory(config, pace.windows_at_once)["training"]
+    monkeypatch.setattr(doctor, "free_memory", lambda: need / doctor.MARGIN * share)
+    finding = doctor.memory(config, pace)
+    assert finding.ok == (share > 1)
+    if finding.ok:
+        Training(config, pace, data)
+    else:
+        with pytest.raises(ConfigError) as raised:
+            Training(config, pace, data)
+        assert str(raised.value) == finding.text

@@ -183,3 +183,13 @@ def test_the_first_point_that_went_bad_is_named(parameter, point):
         dict(model.named_parameters())[parameter].fill_(float("inf"))
     found = first_non_finite(model, tokens(model.config), CPU, 1)
     assert found == point.replace("attn.pattern", "attn_out")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_looking_for_the_first_bad_point_restores_the_mode(training):
+    """Also of a module that was in another mode than the model."""
+    model = GPT(small(dropout=0.5)).train(training)
+    model.blocks[1].train(not training)
+    modes = [module.training for module in model.modules()]
+    assert first_non_finite(model, tokens(model.config), CPU, 1) is None
+    assert [module.training for module in model.modules()] == modes

@@ -113,6 +113,7 @@ class Training:
         """
         with contextlib.ExitStack() as stack:
             if self.done < self.config.steps:
+                self.optimizer.zero_grad()  # what an interrupted step has left
                 (allocator.return_freed if self.config.recompute else allocator.keep_freed)()
                 if self.config.compile:
                     stack.enter_context(compiled.recompile_limit(self.model))

@@ -1,18 +1,12 @@
-"""Text to token files, for `data` and `train`; and the tokenizer that `--tokenizer` names."""
+"""Text to tokens under a progress bar."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mainstem.cli.parts.arguments import TextOptions
 from mainstem.cli.parts.screen import Screen
-from mainstem.formats.run import tokenizer as open_tokenizer
-from mainstem.text import tokenizer as tokenizers
 from mainstem.text import tokens
-
-
-def given_tokenizer(name: str) -> tokenizers.Tokenizer | None:
-    """The tokenizer that `--tokenizer` names, or None for a kind that is to be trained."""
-    return None if name in tokenizers.KINDS else open_tokenizer(name)
+from mainstem.training.start import named_tokenizer
 
 
 def prepare(
@@ -27,7 +21,7 @@ def prepare(
     check: Callable[[], None],
 ) -> tokens.Prepared:
     """`tokens.prepare` under a bar; `tokenizer` is a kind or a name, `vocab_size` the target of a BPE."""
-    existing = given_tokenizer(tokenizer)
+    existing = named_tokenizer(tokenizer)
     with screen.bar("reading", 1) as bar:
         return tokens.prepare(
             reading.source(files),
