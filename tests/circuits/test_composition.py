@@ -143,7 +143,7 @@ def test_a_head_that_writes_nothing_has_no_score():
         ("post", {}, r"blocks\.0\.res_1\.ln_add, a norm over the stream itself"),
         ("deepnorm", {}, r"blocks\.0\.res_1\.ln_add"),
         ("no_skip", {}, r"L0H0 -> L1H0\.V: no virtual weights, for blocks\.0\.res_2\.skip is 0"),
-        ("pre", {"n_layer": 1}, "one block has no later one to compose with"),
+        ("pre", {"n_layer": 1}, "a model of one block has no composition"),
         ("pre", {"n_layer": 0}, "has no heads"),
     ],
 )
@@ -179,7 +179,7 @@ def test_rotary_scores_depend_on_the_offset_and_others_have_none():
     assert torch.equal(near.scores["K"].nan_to_num(), composition(rotary, offset=1).scores["K"].nan_to_num())
     assert (near.offset, far.offset, composition(build(small())).offset) == (1, 5, None)
     assert [note[:14] for note in far.notes] == ["QK at offset 5"]
-    with pytest.raises(ConfigError, match="offset: 1 has no meaning here"):
+    with pytest.raises(ConfigError, match="offset: 1 is not supported"):
         composition(build(small()), offset=1)
 
 

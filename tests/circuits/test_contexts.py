@@ -129,9 +129,9 @@ def test_bad_input_is_refused():
         head_contexts(model, ids, layer=0, head=2)
     with pytest.raises(ConfigError, match="block 0 has no MLP"):
         neuron_contexts(build(small(d_mlp=0)), ids, layer=0, neuron=0)
-    with pytest.raises(ConfigError, match="top: 0 places"):
+    with pytest.raises(ConfigError, match="top: 0 positions"):
         head_contexts(model, ids, layer=0, head=0, top=0)
-    with pytest.raises(DataError, match="windows: there are none"):
+    with pytest.raises(DataError, match="windows: empty"):
         head_contexts(model, iter([]), layer=0, head=0)
     with pytest.raises(DataError, match=r"token id 11 is outside 0\.\.10"):
         head_contexts(model, [torch.tensor([[11]])], layer=0, head=0)

@@ -173,7 +173,7 @@ def test_dropout_is_off_and_the_mode_is_kept():
         ({"period": 1}, "period: 1 is not possible"),
         ({"period": 4, "bos": 0}, "2 to 3 different tokens"),
         ({"bos": 11}, r"bos: id 11 is outside 0\.\.10"),
-        ({"sequences": 0}, "sequences: 0 are none to look at"),
+        ({"sequences": 0}, "sequences: 0 is not possible"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):

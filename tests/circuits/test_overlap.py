@@ -37,7 +37,7 @@ def test_labels_and_rows_name_the_subspaces():
     assert found.labels[:2] == ["L0H0.Q", "L0H1.Q"]
     for role in "QKVO":
         assert {label[-1] for label in found.labels[found.span(role)]} == {role}
-    with pytest.raises(ConfigError, match="role: 'q' is not one of a head's"):
+    with pytest.raises(ConfigError, match="role: unknown value 'q'"):
         found.span("q")
     with pytest.raises(ConfigError, match=r"subspace: 'L0H0\.X' is not in this model; did you mean 'L0H0\.[QKVO]'"):
         found.angles("L0H0.X", "L0H0.O")

@@ -78,7 +78,7 @@ def test_where_a_head_is_at_one_end_the_rows_are_directions():
     assert [row["label"] for row in rows] == ["direction 1+", "direction 1-", "direction 2+", "direction 2-"]
     assert rows[0]["value"] == pytest.approx(weights.matrix.singular_values()[0].item())
     assert "score" in repr(weights)
-    with pytest.raises(ConfigError, match="ask for directions"):
+    with pytest.raises(ConfigError, match="use `directions"):
         weights.top(1)
 
 

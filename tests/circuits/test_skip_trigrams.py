@@ -104,7 +104,7 @@ def test_keep_in_mind_and_keep_at_bay():
 def test_queries_and_keys_are_those_of_the_model_so_far_apart(config, offset):
     """After QK-norm, then rotation; the products depend on the distance alone."""
     model, ids = build(config), tokens(config)
-    points, block = record(model, ids), trigrams._Reading(model, 0, 5, offset)
+    points, block = record(model, ids), trigrams._SingleBlock(model, 0, 5, offset)
     q, k = points["blocks.0.attn.q"], points["blocks.0.attn.k"]  # (B, T, H, D)
     products = (q[:, offset:] * k[:, : 7 - offset]).sum(-1)
     assert error((block.q[ids][:, offset:] * block.k[ids][:, : 7 - offset]).sum(-1), products) < 1e-10
@@ -126,12 +126,12 @@ def test_what_a_reading_leaves_out_is_said():
     found = skip_trigrams(build(small("sandwich", position="rotary")), layer=1, top=1, offset=3)
     assert found.offset == 3
     assert found.notes == (
-        "QK at offset 3: so far before its destination each token is read",
+        "QK at offset 3: the distance from the destination to every token",
         "MLPs are left out",
-        "block 1 reads the embeddings and is unembedded; other blocks are left out",
+        "blocks other than block 1 are left out",
         "ov: up to the scales of res_1.ln_out, ln_f, positive numbers",
     )
-    assert skip_trigrams(build(small()), top=1).notes[0].startswith("positions are left out")
+    assert skip_trigrams(build(small()), top=1).notes[0].startswith("position embeddings are left out")
 
 
 def test_the_model_is_left_as_it_was():
@@ -158,9 +158,9 @@ def test_bad_input_is_refused():
         skip_trigrams(model, top=0)
     with pytest.raises(ConfigError, match="layer: 3 is not a block of this model, which has 3"):
         skip_trigrams(model, layer=3)
-    with pytest.raises(ConfigError, match="context: 1 tokens leave no room"):
+    with pytest.raises(ConfigError, match="context: 1 is too short"):
         skip_trigrams(model, context=1)
-    with pytest.raises(ConfigError, match="offset: 2 has no meaning here"):
+    with pytest.raises(ConfigError, match="offset: 2 is not supported"):
         skip_trigrams(model, offset=2)
-    with pytest.raises(ConfigError, match="vocab_size: with one token there is no source"):
+    with pytest.raises(ConfigError, match="vocab_size: skip-trigrams need at least 2 tokens"):
         skip_trigrams(build(small(vocab_size=1)))

@@ -101,5 +101,5 @@ def test_bad_input_is_refused():
         matching(model, "L7H0", "L1H0")
     with pytest.raises(ConfigError, match="has no heads"):
         spectra(build(small(n_layer=0)))
-    with pytest.raises(ConfigError, match="offset: 1 has no meaning"):
+    with pytest.raises(ConfigError, match="offset: 1 is not supported"):
         spectra(model, offset=1)

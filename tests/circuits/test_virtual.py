@@ -50,7 +50,7 @@ def test_virtual_weights_are_the_product(data, residual):
         assert error(found.matrix.norm(), dense.norm()) < 1e-10
         assert found.score == pytest.approx((dense.norm() / abs(skips) / left.norm() / right.norm()).item())
         if "L" in source.label + target.label:
-            with pytest.raises(ConfigError, match=r"L\dH\d.*: its entries are in no basis"):
+            with pytest.raises(ConfigError, match=r"L\dH\d.*: the channels of a head have no basis"):
                 found.top(3)
         else:
             assert found.top(3)[0].value == pytest.approx(dense.flatten()[dense.abs().argmax()].item())
@@ -134,9 +134,9 @@ def test_queries_and_keys_are_at_an_offset():
     assert (near.offset, far.offset) == (1, 4)
     assert any(note.startswith("QK at offset 4") for note in far.notes)
     assert near.score != far.score
-    with pytest.raises(ConfigError, match=r"offset: 4 has no meaning for L1H0\.V; it is for rotary queries and keys"):
+    with pytest.raises(ConfigError, match=r"offset: 4 is not supported for L1H0\.V; it is for rotary queries and keys"):
         virtual(model, "L0H0", "L1H0.V", offset=4)
-    with pytest.raises(ConfigError, match="offset: 4 has no meaning here"):
+    with pytest.raises(ConfigError, match="offset: 4 is not supported"):
         virtual(build(small()), "L0H0", "L1H0.K", offset=4)
 
 

@@ -189,7 +189,7 @@ def test_ov_is_what_a_head_writes_for_what_it_reads(config):
 
 
 def test_an_offset_is_for_rotary_positions_and_for_earlier_keys():
-    with pytest.raises(ConfigError, match=r"offset: 2 has no meaning here; .* position is learned"):
+    with pytest.raises(ConfigError, match=r"offset: 2 is not supported; .* `position` is learned"):
         qk(build(small()), 0, 0, offset=2)
     with pytest.raises(ConfigError, match="offset: -1 is a key after the query"):
         qk(build(small(position="rotary")), 0, 0, offset=-1)

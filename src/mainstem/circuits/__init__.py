@@ -1,4 +1,4 @@
 """Circuits: virtual weights, composition scores, OV and QK spectra, and attention patterns of heads.
 
-All scores are of the weights alone, except `heads` and `contexts`, which run forward passes.
+All scores are computed from the weights, except `heads` and `contexts`, which run forward passes.
 """

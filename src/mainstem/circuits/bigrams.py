@@ -1,7 +1,7 @@
-"""Bigrams in the weights: what a token says about the next one, alone.
+"""Bigrams in the weights: the logits of the next token along the direct path from embedding to unembedding.
 
-Without blocks a model is a table of bigrams, W_E W_U, the direct path (Elhage et al. 2021, "Zero-Layer Transformers").
-V vocabulary. The table, (V, V), is never held: rows of it are made, looked at and dropped.
+A model without blocks is the bigram table W_E W_U, the direct path (Elhage et al. 2021, "Zero-Layer Transformers").
+V vocabulary. The table, (V, V), is computed some rows at a time and never stored.
 """
 
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ from mainstem.results import Rows, summary
 
 
 class Bigram(NamedTuple):
-    """One entry of the direct path."""
+    """One entry of the direct path: the logit of token `out` after `token`."""
 
     token: int
     out: int
     logit: float
-    """Less the mean of the token's row, on which no prediction depends."""
+    """The logit less the mean of the token's row, which changes no prediction."""
 
     @property
     def label(self) -> str:
-        """Both ids."""
+        """Both token ids: `17 -> 4`."""
         return f"{self.token} -> {self.out}"
 
     @property
     def value(self) -> float:
-        """The logit."""
+        """The logit, less the mean of its row."""
         return self.logit
 
 
@@ -43,24 +43,24 @@ class Bigrams:
     """The direct path from `embed` to `unembed`, [token, next token], as logits."""
 
     matrix: Factored
-    """(V, V)."""
+    """The table of logits, (V, V), in two factors."""
     notes: tuple[str, ...]
-    """What the table leaves open: the scale of `ln_f`, a positive number for each token, and the biases behind it."""
+    """What the table leaves out: the scale of `ln_f`, a positive number for each token, and the biases after it."""
 
     def row(self, token: int) -> Tensor:
-        """(V,), the logits after a token. Raises ConfigError for an id outside the vocabulary."""
+        """The logits after a token, (V,). Raises ConfigError for an id outside the vocabulary."""
         return self._left(token)[0] @ self.matrix.right
 
     def __repr__(self) -> str:
         V = self.matrix.shape[0]
-        return summary(f"Bigrams: {V:,} tokens x {V:,} next ones; top(n) reads all of the table, top(n, token) a row")
+        return summary(f"Bigrams: {V:,} tokens x {V:,} next tokens; top(n) is of all, top(n, token) of one row")
 
     def to_dicts(self, n: int = 100) -> list[dict[str, Any]]:
-        """The rows of `top(n)`: `label`, `token`, `out` and `logit`; the whole table is never held."""
+        """The rows of `top(n)`: `label`, `token`, `out` and `logit`; the whole table is never stored."""
         return self.top(n).to_dicts()
 
     def top(self, n: int = 10, token: int | None = None) -> Rows[Bigram]:
-        """The n entries highest above the means of their rows, highest first; of one token's row, or of all.
+        """The n entries with the largest logits (less the row's mean), largest first; of one token's row, or of all.
 
         Raises ConfigError for an id outside the vocabulary.
         """
@@ -71,10 +71,10 @@ class Bigrams:
             best.add(start + (token or 0), rows @ right)
         entries = zip(best.places.tolist(), best.entries[0].tolist(), strict=True)
         bigrams = (Bigram(token, out, logit) for (token, out), logit in entries)
-        return Rows(bigrams, "bigrams by their ids: the logit of each above its row's mean")
+        return Rows(bigrams, "bigrams by token ids: the logit above the mean of its row")
 
     def _left(self, token: int) -> Tensor:
-        """(1, C)."""
+        """The row of a token in the left factor, (1, C)."""
         V = self.matrix.shape[0]
         if not 0 <= token < V:
             raise ConfigError(f"token: id {token} is outside 0..{V - 1}")
@@ -82,10 +82,12 @@ class Bigrams:
 
 
 def bigrams(model: GPT) -> Bigrams:
-    """What the direct path says about the next token: all that a model without blocks knows.
+    """The bigram table of the direct path from the token embedding to the unembedding.
 
-    Where no `ln_f` stands before the unembedding, rows are the logits of such a model, `lm_head`'s bias included.
-    Raises ConfigError, with the reason, where there is no direct path (`paths.check_path`).
+        ms.bigrams(model).top(10)
+
+    Without `ln_f`, the rows are the logits of the model without its blocks, and include the bias of `lm_head`. Raises
+    ConfigError, with the reason, where there is no direct path (`paths.check_path`).
     """
     path, bias = virtual(model, "embed", "unembed"), model.lm_head.bias
     left, right = path.matrix.left, path.matrix.right

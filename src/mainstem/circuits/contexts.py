@@ -1,9 +1,9 @@
-"""Where in a text a head or a neuron does most: its strongest contexts, from windows that are read once and let go.
+"""The contexts in which a head or a neuron is strongest, from batches of windows that are read once.
 
-A neuron's value is its activation as `c_proj` reads it, `mlp.post`. A head's is the length of what it adds to the
-stream, and not its largest attention: a head with nothing to do puts all its attention on the first token, and writes
-little. For the same reason its source is the position that most of the write comes from, by attention times the length
-of what reading that position alone would write (Kobayashi et al. 2020, "Attention is Not Only a Weight").
+A neuron's value is its activation as `c_proj` reads it, `mlp.post`. A head's value is the norm of its write to the
+stream, not its largest attention weight: an inactive head attends to the first token and writes little. Its source is
+the position that contributes most to the write, by attention weight times the norm of what that position alone would
+write (Kobayashi et al. 2020, "Attention is Not Only a Weight").
 
 B windows, T positions, C d_model, H heads, D d_head.
 """
@@ -29,35 +29,35 @@ from mainstem.stream.ids import padded
 
 @dataclass(frozen=True)
 class Read:
-    """The position that most of a head's write comes from."""
+    """The position that contributes most to a head's write."""
 
     position: int
-    """In the window."""
+    """The position in the window."""
     token: int
     attention: float
-    """The head's weight on it, from 0 to 1."""
+    """The attention weight on the position, from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """One place of a text, and what a head or a neuron does there."""
+    """One position of a text, and the value of a head or a neuron at it."""
 
     value: float
-    """The neuron's activation, or the length of the head's write."""
+    """The neuron's activation, or the norm of the head's write."""
     window: int
-    """The number of the row, from 0, through all batches."""
+    """The index of the window, from 0, counted through all batches."""
     position: int
-    """In the window."""
+    """The position in the window."""
     ids: list[int]
     """The tokens from `start` on, around the position."""
     start: int
     """The position of the first of `ids`."""
     source: Read | None = None
-    """A head's."""
+    """The source of a head's write; None for a neuron."""
 
     @property
     def label(self) -> str:
-        """The place."""
+        """The window and the position: `window 3 at 17`."""
         return f"window {self.window} at {self.position}"
 
 
@@ -68,36 +68,36 @@ Windows = Iterable[Tensor | np.ndarray]
 def neuron_contexts(
     model: GPT, windows: Windows, layer: int, neuron: int, top: int = 10, around: int = 8
 ) -> Rows[Context]:
-    """The places where a neuron's activation is largest, largest first.
+    """The positions at which a neuron's activation is largest, largest first.
 
     Args:
-        model: any GPT. It is read in evaluation mode, up to the block and no further.
-        windows: batches of ids, each (B, T); one is held at a time.
-        layer, neuron: which one.
-        top: how many places to return.
-        around: how many tokens are shown on each side of a place.
+        model: any GPT. It is run in evaluation mode, up to this block.
+        windows: batches of ids, each (B, T); one is in memory at a time.
+        layer, neuron: the block and the neuron, from 0.
+        top: how many positions to return.
+        around: how many tokens to show on each side of a position.
 
-    Raises ConfigError for a block or a neuron that the model does not have, and DataError where there are no windows.
+    Raises ConfigError for a block or a neuron that the model does not have, DataError without windows.
     """
     block = _block(model, layer)
     if block.mlp is None:
-        raise ConfigError(f"neuron: block {layer} has no MLP; ask for the contexts of a head")
+        raise ConfigError(f"neuron: block {layer} has no MLP; use the contexts of a head")
     _check("neuron", neuron, block.mlp.c_proj.in_features)
     return _strongest(model, windows, layer, _Neuron(neuron), top, around)
 
 
 def head_contexts(model: GPT, windows: Windows, layer: int, head: int, top: int = 10, around: int = 8) -> Rows[Context]:
-    """The places where a head writes most, most first, each with the source that it reads there.
+    """The positions at which a head's write is largest, largest first, each with its source.
 
-    What a head writes is its row of `decompose(by="head")`: without the share of the values' bias, which is the same
-    everywhere. The arguments and errors are those of `neuron_contexts`, with `head` instead of `neuron`.
+    A head's write is its row of `decompose(by="head")`, without the part from the values' bias, which is the same at
+    every position. The arguments and errors are those of `neuron_contexts`, with `head` instead of `neuron`.
     """
     _check("head", head, _block(model, layer).attn.n_head)
     return _strongest(model, windows, layer, _Head(model, layer, head), top, around)
 
 
 class _Neuron:
-    """What is looked at for a neuron."""
+    """The activation of one neuron."""
 
     points: tuple[str, ...] = ("mlp.post",)
 
@@ -105,16 +105,16 @@ class _Neuron:
         self._neuron = neuron
 
     def value(self, at: dict[str, Tensor]) -> Tensor:
-        """(B, T)."""
+        """The activation, (B, T)."""
         return at["mlp.post"][..., self._neuron]
 
     def source(self, at: dict[str, Tensor], row: int, position: int) -> tuple[int, float] | None:
-        """None: an MLP reads its own position alone."""
+        """No source: an MLP reads only its own position."""
         return None
 
 
 class _Head:
-    """What is looked at for a head: all its writes, and its pattern at the strongest places alone."""
+    """The write norms of one head; its attention pattern is computed at the strongest positions only."""
 
     def __init__(self, model: GPT, layer: int, head: int):
         attn, written = _block(model, layer).attn, writer(model, names.head(layer, head))
@@ -125,33 +125,33 @@ class _Head:
         self._bias = self._length.new_zeros(()) if attn.b_V is None else attn.b_V[head]
 
     def value(self, at: dict[str, Tensor]) -> Tensor:
-        """(B, T)."""
+        """The norm of the head's write, (B, T)."""
         lengths = self._lengths(at["attn.z"])
         for norm in self._norms:
             lengths = lengths / at[norm][..., 0]
         return lengths
 
     def source(self, at: dict[str, Tensor], row: int, position: int) -> tuple[int, float] | None:
-        """The position that most of the write comes from, and the attention that it gets."""
-        seen = slice(position + 1)
-        q, k = at["attn.q"][row, position, self._head], at["attn.k"][row, seen, self._head]
+        """The position that contributes most to the write, and its attention weight."""
+        before = slice(position + 1)
+        q, k = at["attn.q"][row, position, self._head], at["attn.k"][row, before, self._head]
         attention = (self._scale * k @ q).softmax(0)  # (position + 1,)
-        best = int((attention * self._lengths(at["attn.v"][row, seen])).argmax())
+        best = int((attention * self._lengths(at["attn.v"][row, before])).argmax())
         return best, attention[best].item()
 
     def _lengths(self, values: Tensor) -> Tensor:
-        """(..., H, D) -> (...): how long they are once the head has written them."""
+        """The norms, (...), of what the head writes for values (..., H, D)."""
         return ((values[..., self._head, :] - self._bias).to(self._length.dtype) @ self._length.T).norm(dim=-1)
 
 
 def _strongest(
     model: GPT, windows: Windows, layer: int, unit: _Neuron | _Head, count: int, around: int
 ) -> Rows[Context]:
-    """The places of the largest values, of which no more than `count` are kept on the way."""
+    """The positions of the `count` largest values; no more than `count` are kept at a time."""
     if count < 1 or around < 0:
-        raise ConfigError(f"top: {count} places with {around} tokens around; give at least 1 and at least 0")
+        raise ConfigError(f"top: {count} positions with {around} tokens around; give at least 1 and at least 0")
     best: list[Context] = []
-    seen = 0
+    windows_read = 0
     with torch.no_grad(), evaluating(model):
         for batch in windows:
             ids, _ = padded(model, torch.as_tensor(batch))
@@ -161,12 +161,13 @@ def _strongest(
             for value, place in zip(top, places, strict=True):
                 if len(best) < count or value > best[-1].value:
                     row, position = divmod(place, ids.shape[1])
-                    context = _context(ids[row], value, seen + row, position, around, unit.source(at, row, position))
+                    source = unit.source(at, row, position)
+                    context = _context(ids[row], value, windows_read + row, position, around, source)
                     best = sorted([*best, context], key=lambda each: each.value, reverse=True)[:count]
-            seen += len(ids)
-    if not seen:
-        raise DataError("windows: there are none, so no place is the strongest; an iterator can be read only once")
-    return Rows(best, "places: the value at each")
+            windows_read += len(ids)
+    if not windows_read:
+        raise DataError("windows: empty; give at least one batch (an iterator can be read only once)")
+    return Rows(best, "positions: the value at each")
 
 
 def _context(
@@ -179,7 +180,7 @@ def _context(
 
 
 def _inside(model: GPT, ids: Tensor, layer: int, points: Iterable[str]) -> dict[str, Tensor]:
-    """Points of a block by their names within it; later blocks are not run."""
+    """The tensors at points of a block, by their names within the block; later blocks are not run."""
     x, view = model.embed(ids)
     for block in model.blocks[:layer]:
         x = block(x, view)

@@ -1,9 +1,9 @@
-"""Overlap of the subspaces of the stream that heads read and write, of any two and in any roles.
+"""Overlap of the subspaces of the residual stream that heads read and write.
 
 A head reads three subspaces, the columns of W_Q, W_K and W_V, and writes one, the rows of W_O. For orthonormal bases U
 and W of two of them, of ranks p and q, the projection kernel |U^T W|^2 is the sum of the squared cosines of their
-principal angles: 0 where they are orthogonal, min(p, q) where one holds the other. Unlike composition it does not weigh
-directions by their singular values, and it also compares heads of one block.
+principal angles: 0 where they are orthogonal, min(p, q) where one contains the other. Unlike composition it does not
+weight directions by their singular values, and it also compares heads of one block.
 
 Two subspaces drawn at random in d dimensions have, exactly,
 
@@ -27,14 +27,14 @@ from mainstem.results import SHOWN, Rows, at_least_one, summary
 
 ROLES = ("Q", "K", "V", "O")
 RANK_TOLERANCE = 1e-5
-"""A direction counts where its singular value is above this share of the largest. It is above float32's rounding, and
-the same for every dtype: a model's ranks do not depend on the precision that it is loaded in."""
+"""Relative tolerance of the rank: singular values above this share of the largest count. It is above float32's rounding
+and the same for every dtype, so a model's ranks do not depend on the precision that it is loaded in."""
 ROWS = 32
-"""Subspaces that are compared with all later ones in one step."""
+"""Subspaces that are compared with all later ones at once."""
 
 
 class SubspacePair(NamedTuple):
-    """Two subspaces, `L0H3.O` and `L1H2.K`, and how they lie."""
+    """Two subspaces, `L0H3.O` and `L1H2.K`, and their overlap."""
 
     first: str
     second: str
@@ -44,12 +44,12 @@ class SubspacePair(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Both subspaces."""
+        """The labels of both subspaces: `L0H3.O ~ L1H2.K`."""
         return f"{self.first} ~ {self.second}"
 
     @property
     def value(self) -> float:
-        """Standard deviations from the mean of random subspaces."""
+        """The z-score: standard deviations from the mean of random subspaces."""
         return self.z
 
 
@@ -62,46 +62,46 @@ class Overlap:
 
     labels: list[str]
     bases: Tensor
-    """(N, D, C): orthonormal rows, zero beyond the rank."""
+    """Orthonormal rows, (N, D, C), zero beyond the rank."""
     ranks: Tensor
-    """(N,)."""
+    """The rank of each subspace, (N,)."""
     kernel: Tensor
-    """(N, N), sums of squared cosines."""
+    """The projection kernel, (N, N): sums of squared cosines of the principal angles."""
     width: int
-    """d, the dimensions that are read: C, and C - 1 where all the readers centre that heads have a path to."""
+    """Dimensions d of the stream that are read: C, or C - 1 where every reader that heads have a path to centres."""
 
     def span(self, role: str) -> slice:
-        """Where the subspaces of a role lie: `overlap.z[overlap.span("O"), overlap.span("K")]` is (L H, L H)."""
+        """The slice of a role's subspaces: `overlap.z[overlap.span("O"), overlap.span("K")]` is (L H, L H)."""
         if role not in ROLES:
-            raise ConfigError(f"role: {role!r} is not one of a head's; {nearest(role, ROLES)}")
+            raise ConfigError(f"role: unknown value {role!r}; {nearest(role, ROLES)}")
         count, index = len(self.labels) // len(ROLES), ROLES.index(role)
         return slice(index * count, (index + 1) * count)
 
     @cached_property
     def mean(self) -> Tensor:
-        """(N, N), of random subspaces of these ranks."""
+        """The mean kernel of random subspaces of these ranks, (N, N)."""
         return random_moments(self.ranks[:, None], self.ranks, self.width)[0]
 
     @cached_property
     def z(self) -> Tensor:
-        """(N, N), standard deviations from the mean; NaN where a subspace is empty or is all of the stream."""
+        """The z-scores, (N, N): standard deviations from the mean; NaN where a subspace is empty or everything."""
         mean, variance = random_moments(self.ranks[:, None], self.ranks, self.width)
         return ((self.kernel - mean) / variance.sqrt()).where(variance > 0, torch.nan)
 
     @cached_property
     def share(self) -> Tensor:
-        """(N, N), kernel / min(p, q): from 0 to 1, and NaN where a subspace is empty."""
+        """The kernel divided by min(p, q), (N, N): from 0 to 1; NaN where a subspace is empty."""
         return self.kernel / torch.minimum(self.ranks[:, None], self.ranks)
 
     @cached_property
     def chance(self) -> Tensor:
-        """(N, N), the share that random subspaces of these ranks have in the mean; NaN where one is empty."""
+        """The mean share of random subspaces of these ranks, (N, N); NaN where one is empty."""
         return self.mean / torch.minimum(self.ranks[:, None], self.ranks)
 
     def angles(self, first: str, second: str) -> Tensor:
-        """The min(p, q) principal angles of two subspaces by their labels, in radians, rising.
+        """The min(p, q) principal angles of two subspaces by their labels, in radians, ascending.
 
-        Small angles are taken from their sines and large ones from their cosines, so that both are exact (Björck and
+        Small angles are computed from sines and large ones from cosines, so that both are accurate (Björck and
         Golub 1973). Raises ConfigError for an unknown label.
         """
         a, b = sorted((self._basis(first), self._basis(second)), key=len)  # (p, C), (q, C), p <= q
@@ -122,11 +122,11 @@ class Overlap:
         return summary(title, self.top(SHOWN), N * (N - 1) // 2)
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Every pair of two different subspaces, neither empty nor all of the stream: `label`, and `SubspacePair`'s."""
+        """Rows of plain values, one a pair of subspaces with a z-score: `label` and the fields of `SubspacePair`."""
         return self.top(len(self.labels) ** 2 + 1).to_dicts()
 
     def top(self, n: int = 10) -> Rows[SubspacePair]:
-        """The n pairs of two different subspaces of the highest z, highest first."""
+        """The n pairs of different subspaces with the highest z, highest first."""
         first, second = torch.triu_indices(len(self.labels), len(self.labels), offset=1)
         z = self.z[first, second].nan_to_num(nan=-torch.inf)
         best = z.argsort(descending=True, stable=True)[: min(at_least_one(n), int(z.isfinite().sum()))]
@@ -144,15 +144,15 @@ def random_moments(p: Tensor | int, q: Tensor | int, width: int) -> tuple[Tensor
 
 
 def subspaces(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The row spaces of a stack (N, k, C): orthonormal rows (N, min(k, C), C), zero beyond the rank; ranks (N,)."""
+    """Bases and ranks of row spaces, (N, k, C) -> orthonormal rows (N, min(k, C), C), 0 beyond the rank, and (N,)."""
     Q, R = torch.linalg.qr(rows.mT)
     U, S, _ = torch.linalg.svd(R, full_matrices=False)
-    kept = S / S[:, :1] > RANK_TOLERANCE  # 0 / 0 is above nothing
-    return (Q @ U).mT * kept[..., None], kept.sum(-1)
+    in_rank = S / S[:, :1] > RANK_TOLERANCE  # false for NaN, 0 / 0
+    return (Q @ U).mT * in_rank[..., None], in_rank.sum(-1)
 
 
 def overlap(model: GPT) -> Overlap:
-    """The overlaps of every head's four subspaces with every other's, heads of one block included.
+    """The overlaps of the four subspaces of every head with one another: `ms.overlap(model).top(5)`.
 
     A rotation of queries or keys, and an offset, change no subspace. Raises ConfigError for a model without heads.
     """
@@ -161,8 +161,8 @@ def overlap(model: GPT) -> Overlap:
     bases, ranks = subspaces(torch.cat(stacks))
     half = bases.new_zeros(len(bases), len(bases))
     for start in range(0, len(bases), ROWS):
-        some = slice(start, start + ROWS)
-        half[some, start:] = product_norms(bases[some], bases[start:]).square()
+        chunk = slice(start, start + ROWS)
+        half[chunk, start:] = product_norms(bases[chunk], bases[start:]).square()
     kernel = half.triu() + half.triu(1).T
     labels = [f"{label}.{role}" for role in ROLES for label in every.labels]
     return Overlap(labels, bases.cpu(), ranks.cpu(), kernel.cpu(), every.width)

@@ -1,4 +1,4 @@
-"""Paths: whether a fixed matrix leads from what one part writes to what another reads, and what lies between if not."""
+"""Paths: whether a fixed matrix leads from a writer to a reader of the stream, and the cause if not."""
 
 import contextlib
 from collections import Counter
@@ -19,14 +19,14 @@ class NoPath(ConfigError):
     def __init__(self, writer: Writer, reader: Reader, cause: str):
         super().__init__(f"{writer.label} -> {reader.label}: no virtual weights, for {cause}")
         self.cause = cause
-        """What lies between them; the same for all that it parts."""
+        """What lies between writer and reader; the same text for all pairs that it separates."""
 
 
 def check_path(model: GPT, writer: Writer, reader: Reader) -> float:
-    """The number by which the stream multiplies a write until the reader reads it: the product of the skips between.
+    """The factor by which the stream multiplies a write before a reader reads it: the product of the skips between.
 
-    Raises NoPath, with the cause, where no fixed matrix leads from one to the other: the reader does not come after the
-    writer, a norm over the sum (`ln_add`) lies between, or a skip of 0 does.
+    Raises NoPath, with the cause, where no fixed matrix leads from writer to reader: the reader does not come after the
+    writer, or a norm over the sum (`ln_add`) or a skip of 0 lies between.
     """
     if reader.place <= writer.place:
         raise NoPath(writer, reader, f"{reader.label} reads before {writer.label} has written")
@@ -42,23 +42,23 @@ def check_path(model: GPT, writer: Writer, reader: Reader) -> float:
                 writer,
                 reader,
                 f"{name}.ln_add, a norm over the stream itself, lies between; "
-                "rows without ln_add have them (pre, sandwich, reordered, none and others)",
+                "use a `residual` without ln_add (pre, sandwich, reordered, none and others)",
             )
     return product
 
 
 def by_cause(causes: Mapping[Any, str], what: str) -> list[str]:
-    """One line for each cause: how many things lack a path for it, `3 of 6 pairs of blocks lack a path, for ...`."""
+    """One line for each cause with its count: `3 of 6 pairs of blocks lack a path, for ...`."""
     return [f"{count} {what}, for {cause}" for cause, count in Counter(causes.values()).items()]
 
 
 def mean_is_read(model: GPT) -> bool:
-    """Whether the mean of what a head writes may reach anyone.
+    """Whether a reader may read the mean of a head's write.
 
-    It reaches nobody where all the readers centre that heads have a path to, as with LayerNorm in `pre`.
+    None does where every reader that heads have a path to centres its input, as with LayerNorm in `pre`.
     """
     written, reached = writers(model), []
-    for target in {reader.place: reader for reader in readers(model).values()}.values():  # of one place all are alike
+    for target in {reader.place: reader for reader in readers(model).values()}.values():  # one of each place
         for layer in range(len(model.blocks)):
             with contextlib.suppress(NoPath):
                 check_path(model, written[head(layer, 0)], target)

@@ -1,16 +1,16 @@
-"""Spectra of heads: singular values of OV and QK, eigenvalues, and whether a head copies the token that it attends to.
+"""Spectra of heads: singular values of OV and QK, eigenvalues of OV, and copying scores.
 
-The full OV circuit W_E W_V W_O W_U, (V, V), says which logits a head raises when it attends to a token; a head copies
-where that is the token itself. The eigenvalues of a circuit that copies are positive (Elhage et al. 2021, "copying"):
+The full OV circuit W_E W_V W_O W_U, (V, V), gives the logits that a head raises when it attends to a token. A copying
+head raises the logit of that token; the eigenvalues of its circuit are positive (Elhage et al. 2021, "copying"):
 
     score  =  sum Re(lambda) / sum |lambda|
 
-runs from 1 (copies) through 0 (random weights) to -1 (suppresses what it attends to). It is a summary and no proof. The
-same score of W_E QK_2 (W_E OV_1)^T tells whether a later head looks for its own token among those that an earlier head
-moved into the keys. An induction head scores near 1 on both.
+runs from 1 (copies) through 0 (random weights) to -1 (suppresses what it attends to). It is a summary, not a proof. The
+same score of W_E QK_2 (W_E OV_1)^T measures whether a later head attends where an earlier head wrote the token of its
+query into the key. An induction head scores near 1 on both.
 
-The eigenvalues of a (V, V) circuit that are not 0 are those of its factors multiplied in turn, (D, D), with W_U W_E in
-their middle. Norm scales, a positive number for each token, are left out.
+The nonzero eigenvalues of a (V, V) circuit are those of the product of its factors in cyclic order, (D, D), with
+W_U W_E inside. Norm scales, a positive number for each token, are left out.
 """
 
 from dataclasses import dataclass
@@ -30,24 +30,24 @@ from mainstem.results import SHOWN, Item, Rows, plain, ranked, summary
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spectra:
-    """What the weights of each head say about it alone; n = L H heads, block by block."""
+    """Singular values, eigenvalues and copying scores of n = L H heads, block by block."""
 
     labels: list[str]
     ov_singular_values: Tensor
-    """(n, D), falling."""
+    """Singular values of OV, (n, D), descending."""
     qk_singular_values: Tensor
-    """(n, D), falling; at the offset, where positions are rotary."""
+    """Singular values of QK, (n, D), descending; at the offset, where positions are rotary."""
     ov_eigenvalues: Tensor
-    """(n, D), complex, by falling magnitude; of W_V W_O, from the stream to the stream."""
+    """Eigenvalues of OV = W_V W_O, (n, D), complex, by descending magnitude."""
     copying: Tensor
-    """(n,), the score of the full OV circuit; NaN where all its eigenvalues are 0, and where no path leads from `embed`
-    through the head to `unembed`."""
+    """The copying score of the full OV circuit, (n,); NaN where all its eigenvalues are 0 and where there is no path
+    from `embed` through the head to `unembed`."""
     offset: int | None
     """The distance from query to key in QK; None if positions are not rotary."""
     reasons: dict[int, str]
-    """Block -> what lies between, where its heads have no such path."""
+    """For blocks whose heads lack this path, the cause."""
     notes: tuple[str, ...]
-    """What the numbers leave open, and which are missing, in words."""
+    """What the numbers leave out, and which are missing."""
 
     def __repr__(self) -> str:
         return summary(
@@ -55,23 +55,23 @@ class Spectra:
         )
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Each head: `label`, `copying`, and the largest singular values, `ov_singular_value`, `qk_singular_value`."""
+        """Rows of plain values, one a head: `label`, `copying`, largest `ov_singular_value` and `qk_singular_value`."""
         columns = self.labels, self.copying, self.ov_singular_values[:, 0], self.qk_singular_values[:, 0]
         names = "label", "copying", "ov_singular_value", "qk_singular_value"
         return [dict(zip(names, row, strict=True)) for row in zip(*map(plain, columns), strict=True)]
 
     def top(self, n: int = 10) -> Rows[Item]:
-        """The n heads of the highest copying scores, highest first; those without a score are left out."""
-        return ranked(self.labels, self.copying.tolist(), n, "heads: the copying score of each")
+        """The n heads with the highest copying scores, highest first; heads without a score are dropped."""
+        return ranked(self.labels, self.copying.tolist(), n, "heads: copying score")
 
 
 def positive_share(eigenvalues: Tensor) -> Tensor:
-    """sum Re / sum | |, over the last axis: from -1 to 1, and NaN where all are 0."""
+    """The score sum Re(lambda) / sum |lambda| over the last axis: from -1 to 1; NaN where all are 0."""
     return eigenvalues.real.sum(-1) / eigenvalues.abs().sum(-1)
 
 
 def spectra(model: GPT, offset: int | None = None) -> Spectra:
-    """Singular values, eigenvalues and copying scores of every head.
+    """Singular values, eigenvalues and copying scores of every head: `ms.spectra(model).top(5)`.
 
     Raises ConfigError for a model without heads, and for an offset where positions are not rotary.
     """
@@ -88,20 +88,20 @@ def spectra(model: GPT, offset: int | None = None) -> Spectra:
             reasons[block] = reason.cause
             copying[block * per_block : (block + 1) * per_block] = torch.nan
     singular = ov.singular_values(), qk.singular_values()
-    lacking = by_cause(reasons, f"of {len(model.blocks)} blocks lack a copying score")
+    missing_notes = by_cause(reasons, f"of {len(model.blocks)} blocks lack a copying score")
     values = *singular, ov.eigenvalues(), copying
-    return Spectra(every.labels, *values, every.offset, reasons, (*every.notes, *lacking))
+    return Spectra(every.labels, *values, every.offset, reasons, (*every.notes, *missing_notes))
 
 
 def matching(model: GPT, earlier: str, later: str, offset: int | None = None) -> float:
-    """Whether the later head's queries look for their own token among those that the earlier head put into its keys.
+    """The matching score of two heads: whether the later one attends to keys in which the earlier one wrote its token.
 
-    The score of W_E QK_2 (W_E OV_1)^T, (V, V), from 1 (looks for the same token) to -1 (avoids it).
+    It is the score of W_E QK_2 (W_E OV_1)^T, (V, V), from 1 (attends to the same token) to -1 (avoids it).
 
     Args:
         model: any GPT.
-        earlier, later: heads by their labels, `L0H1`.
-        offset: with rotary positions, how far before its query a key stands; None is 1.
+        earlier, later: labels of heads, `L0H1`.
+        offset: with rotary positions, the distance from query to key; default 1.
 
     Raises ConfigError for an unknown head, and with the reason where there is no path.
     """
@@ -110,6 +110,6 @@ def matching(model: GPT, earlier: str, later: str, offset: int | None = None) ->
     for source, target in ((tokens, moves), (tokens, queries), (moved, keys)):
         check_path(model, source, target)
     W_E = tokens.matrix
-    asked = W_E @ at_offset(model, queries.matrix, offset)  # (V, D)
-    offered = W_E @ moves.matrix @ (moved.matrix @ keys.matrix)  # (V, D)
-    return positive_share(Factored(asked, offered.mT).eigenvalues()).item()
+    query_side = W_E @ at_offset(model, queries.matrix, offset)  # (V, D)
+    key_side = W_E @ moves.matrix @ (moved.matrix @ keys.matrix)  # (V, D)
+    return positive_share(Factored(query_side, key_side.mT).eigenvalues()).item()

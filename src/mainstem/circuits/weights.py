@@ -1,4 +1,4 @@
-"""What each part of a model writes to the residual stream and reads from it, as matrices of the live model.
+"""The matrices by which each part of a model writes to the residual stream and reads from it.
 
 Row vectors, x @ W. A writer's matrix is (k, C): its k inner units in, the stream out. A reader's is (C, m): the stream
 in, its m inner units out. C d_model, D d_head, M d_mlp, V vocabulary, T n_ctx, H heads.
@@ -9,9 +9,9 @@ in, its m inner units out. C d_model, D d_head, M d_mlp, V vocabulary, T n_ctx, 
     L0H3           (D, C)    |  1_mlp.gate  1_mlp.up      (C, M) each, where the MLP is gated
     0_mlp_out      (M, C)    |  unembed                   (C, V)
 
-What stands between the weights and the stream is folded into the matrix, and never into the model: a norm's gain and
-LayerNorm's centring, the join's `damp` and `gain`. What no weight knows is left out: a norm's scale, a positive number
-for each token (`scales` names the points at which a tap records it), and biases, which depend on no input.
+A norm's gain, LayerNorm's centring and the join's `damp` and `gain` are folded into the matrix; the model itself is
+unchanged. Left out are a norm's scale, a positive number for each token (`scales` names the points at which a tap
+records it), and biases, which depend on no input.
 
 The places in the stack are its joins, from 0: block 0's attention, block 0's MLP, block 1's attention and so on. A
 writer's place is the join that adds it, -1 for the embeddings; a reader's is the join that it reads for, and the number
@@ -30,32 +30,32 @@ from mainstem.model.gpt import GPT
 from mainstem.model.norms import Empty, LayerNorm, Norm
 from mainstem.model.precision import wide
 
-DIRECTION_ONLY = "direction only, for QK-norm fixes the length of what is read"
+DIRECTION_ONLY = "direction only: QK-norm fixes the length"
 
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """A part that adds to the stream: what is added is its inner units @ matrix, divided by the `scales`."""
+    """A part that writes to the stream: its write is its inner units @ matrix, divided by the `scales`."""
 
     label: str
     place: int
     """The index of the join that adds it; -1 for the embeddings."""
     weight: Tensor
-    """(k, C), as the model has it; a view."""
+    """The model's weight, (k, C); a view."""
     ln_out: nn.Module = field(default_factory=Empty)
     gain: nn.Module = field(default_factory=nn.Identity)
     scales: tuple[str, ...] = ()
-    """The points of the norm scales that are left out: ln_out's, where the row has one."""
+    """The points of the norm scales that are left out: of ln_out, where the row has one."""
 
     @property
     @torch.no_grad()
     def matrix(self) -> Tensor:
-        """(k, C), with ln_out and gain folded; float32 or wider."""
+        """The matrix, (k, C), with ln_out and gain folded in; float32 or wider."""
         return self.gain(after(self.ln_out, wide(self.weight.detach())))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the matrix leaves open, in words."""
+        """What the matrix leaves out."""
         return _scale_notes(self.label, self.scales)
 
 
@@ -70,11 +70,11 @@ class Reader:
     place: int
     """The index of the join that it reads for; the number of joins for the unembedding."""
     weight: Tensor
-    """(C, m), as the model has it; a view."""
+    """The model's weight, (C, m); a view."""
     ln_in: nn.Module
-    """The join's, or ln_f."""
+    """The norm before the part: the join's ln_in, or ln_f."""
     scales: tuple[str, ...] = ()
-    """The points of the norm scales that are left out: ln_in's or ln_f's, where the row has one."""
+    """The points of the norm scales that are left out: of ln_in or ln_f, where the row has one."""
     damp: nn.Module = field(default_factory=nn.Identity)
     head_norm: nn.Module = field(default_factory=Empty)
     """The norm over a head's queries or keys, with `qk_norm`."""
@@ -82,22 +82,22 @@ class Reader:
     @property
     @torch.no_grad()
     def matrix(self) -> Tensor:
-        """(C, m), with ln_in (ln_f), damp and the norm over the head folded; float32 or wider."""
+        """The matrix, (C, m), with ln_in (ln_f), damp and the norm over the head folded in; float32 or wider."""
         return self.damp(before(self.ln_in, after(self.head_norm, wide(self.weight.detach()))))
 
     @property
     def centres(self) -> bool:
-        """Whether the stream's mean is taken away before it is read."""
+        """Whether the mean is subtracted from the stream before it is read."""
         return isinstance(self.ln_in, LayerNorm)
 
     @property
     def direction_only(self) -> bool:
-        """Whether a norm over the head fixes the length of what is read, so that only its direction is known."""
+        """Whether a norm over the head fixes the length, so that only the direction is known."""
         return isinstance(self.head_norm, Norm)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the matrix leaves open, in words."""
+        """What the matrix leaves out."""
         direction = f"{self.label}: {DIRECTION_ONLY}"
         return (*_scale_notes(self.label, self.scales), *([direction] if self.direction_only else []))
 
@@ -112,14 +112,14 @@ def centred(rows: Tensor) -> Tensor:
 
 
 def after(norm: nn.Module, rows: Tensor) -> Tensor:
-    """Rows (..., C) as the norm returns them, without its scale and bias: rows @ centring @ diag(gain)."""
+    """Rows (..., C) after a norm, without its scale and bias: rows @ centring @ diag(gain)."""
     if isinstance(norm, LayerNorm):
         rows = centred(rows)
     return rows * norm.get_parameter("weight") if isinstance(norm, Norm) else rows
 
 
 def before(norm: nn.Module, columns: Tensor) -> Tensor:
-    """Columns (..., C, m) that read what the norm returns, as they read its input: centring @ diag(gain) @ columns."""
+    """Columns (..., C, m) before a norm, without its scale and bias: centring @ diag(gain) @ columns."""
     if isinstance(norm, Norm):
         columns = norm.get_parameter("weight")[:, None] * columns
     return centred(columns.mT).mT if isinstance(norm, LayerNorm) else columns
@@ -167,7 +167,7 @@ def readers(model: GPT) -> dict[str, Reader]:
 
 
 def writer(model: GPT, label: str) -> Writer:
-    """The writer of that label. Raises ConfigError with the nearest one."""
+    """The writer with a label. Raises ConfigError with the nearest label."""
     entries = writers(model)
     if label not in entries:
         raise ConfigError(f"writer: {label!r} is not in this model; {nearest(label, entries)}")
@@ -175,7 +175,7 @@ def writer(model: GPT, label: str) -> Writer:
 
 
 def reader(model: GPT, label: str) -> Reader:
-    """The reader of that label. Raises ConfigError with the nearest one."""
+    """The reader with a label. Raises ConfigError with the nearest label."""
     entries = readers(model)
     if label not in entries:
         raise ConfigError(f"reader: {label!r} is not in this model; {nearest(label, entries)}")
