@@ -101,5 +101,5 @@ def test_what_has_no_answer_is_refused():
         pair(3, 2, 4).eigenvalues()
     with pytest.raises(ConfigError, match="count: 0 is not supported"):
         pair(3, 2, 4).largest(0)
-    with pytest.raises(ConfigError, match="choose one of the batch"):
+    with pytest.raises(ConfigError, match="choose one of them"):
         pair(3, 2, 4, 5).largest(1)
