@@ -17,8 +17,8 @@ from mainstem.formats.card import gather, markdown
 from mainstem.formats.load import load
 from mainstem.formats.run import resolve
 from mainstem.model.quantized import quantize
-from mainstem.text import tokens
 from mainstem.runs import checkpoint, folder
+from mainstem.text import tokens
 from mainstem.training.evaluate import evaluate
 
 MOST = 6_000_000

@@ -95,7 +95,7 @@ def test_a_narrow_file_that_does_not_fit_is_refused_by_name(tmp_path, change, sa
 @pytest.mark.parametrize("weights", ["bf16", "int8"])
 def test_narrow_weights_begin_no_training(tmp_path, weights):
     path = saved(tmp_path, quantize(GPT(small()), weights))
-    with pytest.raises(RunError, match=r"its weights are stored narrow, .* they were made from"):
+    with pytest.raises(RunError, match=r"its weights are quantized, .* they were quantized from"):
         checkpoint.load_weights(GPT(small()), path / checkpoint.MODEL)
 
 

@@ -139,7 +139,8 @@ def test_a_second_writer_is_refused_by_the_first_ones_pid(tmp_path):
     with first:
         assert first.stdout.readline() == b"ready\n"
         run = RunFolder(tmp_path)
-        with pytest.raises(RunError, match=f"process {first.pid} is writing to this run; .*another folder"), run.locked():
+        refused = pytest.raises(RunError, match=f"process {first.pid} is writing to this run; .*another folder")
+        with refused, run.locked():
             pass
         assert [path.name for path in run.checkpoints.iterdir()] == [f".step-00000001.tmp-{first.pid}"]
         first.kill()

@@ -1,4 +1,4 @@
-"""Checkpoints: tensors in safetensors, everything else in JSON; a folder that is either whole or absent.
+"""Checkpoints: tensors in safetensors, everything else in JSON; a folder that is written atomically.
 
 No pickle is read or written. Every tensor is read to the CPU first, whichever device wrote it.
 """
@@ -18,10 +18,10 @@ from mainstem.config import ModelConfig
 from mainstem.errors import RunError, TrainingFailed, shown
 from mainstem.model import quantized
 from mainstem.model.gpt import GPT
-from mainstem.text.tokenizer import Tokenizer
-from mainstem.text.tokens import TOKENIZER
 from mainstem.runs import folder
 from mainstem.runs.folder import CARD, CONFIG, MODEL, OPTIM, STATE
+from mainstem.text.tokenizer import Tokenizer
+from mainstem.text.tokens import TOKENIZER
 
 _WRAPPERS = re.compile(r"(?:(?<=^)|(?<=\.))(?:(?:module|_orig_mod)\.)+")
 _SYSTEM_ERROR = re.compile(r"os error (\d+)")
@@ -39,9 +39,9 @@ def save(
 ) -> None:
     """Write a checkpoint folder: the model always; training's own state, and a card for people, when there is one.
 
-    A tied matrix is written once, a narrow one as it is stored.
+    A tied matrix is written once, a quantized one as it is stored.
 
-    Raises TrainingFailed on a non-finite weight or a full disk; nothing is left then.
+    Raises TrainingFailed on a non-finite weight or a full disk; nothing is written then.
     """
     tensors = quantized.tensors(model)
     for name, tensor in tensors.items():
@@ -63,13 +63,13 @@ def save(
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file, readable for whom any new file is. Raises OSError, a full disk's too."""
+    """Write a safetensors file with the default permissions (umask). Raises OSError, also on a full disk."""
     path.touch()
     mode = path.stat().st_mode
     try:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata)
-        path.chmod(mode)  # the library makes it its owner's alone
-    except SafetensorError as error:  # it wraps the system's error, whose number stands in its text alone
+        path.chmod(mode)  # the library lets its owner alone read it
+    except SafetensorError as error:  # it wraps the system's error and keeps its number in the text alone
         number = _SYSTEM_ERROR.search(str(error))
         raise OSError(int(number[1]) if number else 0, str(error)) from None
 
@@ -84,19 +84,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def unwrapped(name: str) -> str:
-    """A tensor's name without what wrappers put before its parts, `module.` and `_orig_mod.` in any nesting."""
+    """A tensor's name without the prefixes of wrappers, `module.` and `_orig_mod.` in any nesting."""
     return _WRAPPERS.sub("", name)
 
 
 def load_weights(model: GPT, path: Path) -> None:
     """Fill a model from a file of ours, by unwrapped names.
 
-    Raises RunError as `fill` does, and where its matrices are narrow and the model's are not.
+    Raises RunError as `fill` does, and where its matrices are quantized and the model's are not.
     """
     tensors = {unwrapped(name): tensor for name, tensor in read_tensors(path).items()}
     embedding = tensors.get("wte.weight")
     if quantized.weights_of(model) == "fp32" and embedding is not None and embedding.dtype in quantized.DTYPES.values():
-        raise RunError(f"{path}: its weights are stored narrow, for generating; take what they were made from")
+        raise RunError(f"{path}: its weights are quantized, for generating; take the model they were quantized from")
     fill(model, tensors, lambda name: path)
 
 
@@ -104,39 +104,41 @@ def load_weights(model: GPT, path: Path) -> None:
 def fill(
     model: GPT,
     tensors: Mapping[str, Tensor],
-    place: Callable[[str], object],
-    theirs: Callable[[str], str] = lambda name: name,
-    transposed: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+    source: Callable[[str], object],
+    external: Callable[[str], str] = lambda name: name,
+    oriented: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
 ) -> None:
-    """Fill a model, strictly: every tensor once, of its own shape, finite, and nothing more.
+    """Fill a model, strictly: every tensor once, of the config's shape, finite, and no other tensor.
 
     Args:
-        model: what is filled.
-        tensors: by the names that their writer gave them; each is read when its turn comes.
-        place: where a tensor of that name is, or should be; every message begins with it.
-        theirs: that writer's name of a tensor of ours.
-        transposed: a tensor of ours, by our name, as that writer keeps it; and the other way round.
+        model: the model whose weights are replaced.
+        tensors: by the names of the format that they come from; each is read when its turn comes.
+        source: the file of a tensor of that name; every message begins with it.
+        external: the format's name of one of our tensors, by our name.
+        oriented: a tensor, by our name, transposed where the format stores it transposed; it is its own inverse.
 
-    Raises RunError for tensors that are not so. What is float32 in the model may be any floating-point number.
+    Raises RunError for missing, unknown, misshapen or non-finite tensors. What is float32 in the model may be stored in
+    any floating-point type.
     """
-    ours = quantized.tensors(model)
-    wanted = {theirs(name): name for name in ours}
-    apart = "they do not belong together"
-    for key in sorted(wanted.keys() ^ set(tensors)):
-        said = shown(key)[1:-1]
-        what = f"it lacks {said}, which the config has" if key in wanted else f"it has {said}, and the config has not"
-        raise RunError(f"{place(key)}: {what}; {apart}")
-    for key, name in wanted.items():
-        tensor, found = ours[name], tensors[key]
-        shape = tuple(transposed(name, tensor).shape)
-        if tuple(found.shape) != shape:
-            raise RunError(f"{place(key)}: {key} is {tuple(found.shape)}, not {shape} as the config has it; {apart}")
-        narrow = tensor.dtype in quantized.DTYPES.values()
-        if found.dtype != tensor.dtype if narrow else not found.is_floating_point():
-            raise RunError(f"{place(key)}: {key} is {found.dtype}, not {tensor.dtype}; {apart}")
-        tensor.copy_(transposed(name, found))
+    own = quantized.tensors(model)
+    names = {external(name): name for name in own}
+    mismatch = "they do not belong together"
+    for key in sorted(names.keys() ^ set(tensors)):
+        name = shown(key)[1:-1]
+        what = f"it lacks {name}, which the config has" if key in names else f"it has {name}, and the config has not"
+        raise RunError(f"{source(key)}: {what}; {mismatch}")
+    for key, name in names.items():
+        tensor, value = own[name], tensors[key]
+        shape = tuple(oriented(name, tensor).shape)
+        if tuple(value.shape) != shape:
+            have = tuple(value.shape)
+            raise RunError(f"{source(key)}: {key} is {have}, not {shape} as the config has it; {mismatch}")
+        is_quantized = tensor.dtype in quantized.DTYPES.values()
+        if value.dtype != tensor.dtype if is_quantized else not value.is_floating_point():
+            raise RunError(f"{source(key)}: {key} is {value.dtype}, not {tensor.dtype}; {mismatch}")
+        tensor.copy_(oriented(name, value))
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise RunError(f"{place(key)}: {key} is not finite as {tensor.dtype}; take another copy of the model")
+            raise RunError(f"{source(key)}: {key} is not finite as {tensor.dtype}; take another copy of the model")
 
 
 def read_model(checkpoint: Path, settings: Mapping[str, Any]) -> GPT:

@@ -1,4 +1,4 @@
-"""A run folder: what is where, who may write, which checkpoint is sound. No torch, so that `info` stays quick.
+"""A run folder: which file is where, who may write, which checkpoint is valid. No torch, so that `info` stays quick.
 
 RUN/run.json            what was asked for: preset, model, training, data
 RUN/metrics.jsonl       a row a step, a row an evaluation
@@ -55,11 +55,11 @@ class RunFolder:
         self._held = False
 
     def exists(self) -> bool:
-        """Whether a run was started here."""
+        """Whether a run was started in this folder."""
         return self.run_json.is_file()
 
     def settings(self) -> dict[str, Any]:
-        """What `run.json` says."""
+        """The value of `run.json`. Raises RunError if it is no run's."""
         settings = atomic.read_json(self.run_json)
         if not _is_ours(settings, "model", "train"):
             raise RunError(f"{self.run_json}: not a {FORMAT} run; it was written by another program or version")
@@ -70,22 +70,25 @@ class RunFolder:
         atomic.write_text(self.run_json, atomic.to_json({"format": FORMAT, **settings}))
 
     def prepared(self) -> Path | None:
-        """The folder of its token files: its own, or the one that it was given; None if that is gone or another now."""
+        """The folder of the run's token files, its own or the prepared one that it was started with.
+
+        None if that is missing or its hashes have changed.
+        """
         settings = self.settings() if self.exists() else {}
         for place in (self.data, *map(Path, settings.get("asked", {}).get("data", ()))):
             if (place / PASSPORT).is_file():
                 files = atomic.read_json(place / PASSPORT).get("files", {})
-                hashes = {name: said.get("sha256") for name, said in files.items()}
+                hashes = {name: entry.get("sha256") for name, entry in files.items()}
                 if hashes == settings.get("data", hashes):
                     return place
         return None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator["RunFolder"]:
-        """Hold the run for writing; who holds it already through this object may do so again.
+        """Lock the run for writing; this object may enter it again while it holds the lock.
 
-        Raises RunError with the pid of another process that holds it, and where no run can be: in a folder that cannot
-        be made, that stands inside another run, or that has lost its settings.
+        Raises RunError with the pid of the process that holds the lock, and where no run can be: in a folder that
+        cannot be created, that is inside another run, or whose run.json is missing.
         """
         if self._held:
             yield self
@@ -117,7 +120,7 @@ class RunFolder:
                 f"{self.path}: process {pid} is writing to this run; wait for it, stop it, or choose another folder"
             ) from None
         with lock:
-            holder.write_text(str(os.getpid()), encoding="utf-8")  # apart from the lock, which cannot be read everywhere
+            holder.write_text(str(os.getpid()), encoding="utf-8")  # a locked file cannot be read on every system
             for folder in (self.path, self.checkpoints):
                 atomic.remove_leftovers(folder, ours=True)
             self._held = True
@@ -125,8 +128,8 @@ class RunFolder:
                 yield self
             finally:
                 self._held = False
-                lock.release()
                 holder.unlink(missing_ok=True)
+                lock.release(force=True)
                 if unlocked and not self.exists():  # refused before it began: what was not there is removed again
                     file.unlink(missing_ok=True)
                     with contextlib.suppress(OSError):
@@ -134,13 +137,13 @@ class RunFolder:
                             folder.rmdir()
 
     def found(self) -> list[Path]:
-        """Every checkpoint folder by step, sound or not."""
+        """Every checkpoint folder by step, valid or damaged."""
         if not self.checkpoints.is_dir():
             return []
         return sorted((p for p in self.checkpoints.iterdir() if is_step(p) and p.is_dir()), key=step_of)
 
     def newest(self) -> tuple[Path | None, list[str]]:
-        """The newest checkpoint that verifies, and what is wrong with each that was passed over."""
+        """The newest valid checkpoint, every file verified, and the fault of each newer one that is damaged."""
         passed_over: list[str] = []
         for checkpoint in reversed(self.found()):
             fault = atomic.fault(checkpoint)
@@ -154,12 +157,12 @@ class RunFolder:
         return self.checkpoints / f"step-{step:08d}"
 
     def named(self, name: str) -> Path | None:
-        """The checkpoint that `last` or `best` names, if the file is sound and the checkpoint there."""
+        """The checkpoint that `last` or `best` names, if the file is valid and the checkpoint exists."""
         try:
-            said = atomic.read_json(self.path / f"{name}.json")
+            value = atomic.read_json(self.path / f"{name}.json")
         except RunError:
             return None  # it only repeats what the rows and the checkpoints tell
-        checkpoint = self.checkpoints / str(said.get("checkpoint", "") if isinstance(said, dict) else "")
+        checkpoint = self.checkpoints / str(value.get("checkpoint", "") if isinstance(value, dict) else "")
         return checkpoint if _STEP.match(checkpoint.name) and checkpoint.is_dir() else None
 
     def name(self, name: str, checkpoint: Path, **facts: Any) -> None:

@@ -26,7 +26,7 @@ def commit() -> str:
     try:
         for words in (("ls-files", "--error-unmatch", here.name), ("describe", "--always", "--dirty", "--exclude=*")):
             line = ["git", "-C", str(here.parent), *words]
-            said = subprocess.run(line, capture_output=True, encoding="utf-8", check=True)
+            output = subprocess.run(line, capture_output=True, encoding="utf-8", check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return said.stdout.strip()
+    return output.stdout.strip()
