@@ -62,7 +62,7 @@ def test_an_exception_between_files_leaves_what_was_there(whole, stop):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
 def test_a_full_disk_between_files_leaves_nothing_and_says_so(tmp_path, number):
     final = tmp_path / "deep" / "folder"
-    with pytest.raises(TrainingFailed, match=r"folder: no room .*MB free.*half-written.*another disk") as raised:
+    with pytest.raises(TrainingFailed, match=r"folder: no space left .*MB free.*no partial file.*another disk") as raised:
         make(final, OSError(number, "no room"))
     assert raised.value.exit_code == 1
     assert list((tmp_path / "deep").iterdir()) == []
@@ -107,7 +107,7 @@ def test_a_file_is_replaced_in_one_step(tmp_path, monkeypatch):
     path = tmp_path / "last.json"
     atomic.write_text(path, "옛것")
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(FULL))
-    with pytest.raises(TrainingFailed, match=r"last\.json: no room"):
+    with pytest.raises(TrainingFailed, match=r"last\.json: no space"):
         atomic.write_text(path, "새것")
     assert path.read_text(encoding="utf-8") == "옛것"
     assert list(tmp_path.iterdir()) == [path]
@@ -227,7 +227,7 @@ def test_a_new_folder_takes_nobodys_place(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     (tmp_path / "file").write_text("mine")
     monkeypatch.chdir(tmp_path / "empty")
-    for path, said in (("../link", "a link"), (".", "the folder that you are in"), ("../file", "there already")):
+    for path, said in (("../link", "a link"), (".", "the folder that you are in"), ("../file", "already exists")):
         with pytest.raises(RunError, match=said):
             atomic.unused(Path(path))
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,7 @@
-"""Files and folders that are either whole or absent, whatever stops the process or the machine.
+"""Atomic writes of files and folders: after a crash or a power failure each is complete or absent.
 
-A file is written under a temporary name, flushed to the disk and renamed. A folder is built the same way, closed by a
-manifest with the size and sha256 of every file, and only then renamed. Readers never see a half.
+A file is written under a temporary name, flushed to the disk and renamed. A folder is built the same way: it gets a
+manifest with the size and sha256 of every file before it is renamed. Readers never see a partial file or folder.
 """
 
 import contextlib
@@ -40,9 +40,9 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any, indent: int | None = 1, encoding: str = "utf-8") -> str:
-    """JSON with keys in their own order and non-finite numbers as null; for what is not UTF-8, in ASCII with escapes.
+    """The value as JSON, with keys in their order and non-finite numbers as null; ASCII with escapes unless UTF-8.
 
-    Half a UTF-16 pair, which stands in a file name that the system's locale cannot read, is escaped.
+    A lone surrogate, as in a file name that the system's locale cannot decode, is escaped.
     """
     unicode = encoding.lower().replace("-", "") == "utf8"
     text = json.dumps(plain(value), indent=indent, ensure_ascii=not unicode, allow_nan=False)
@@ -50,7 +50,7 @@ def to_json(value: Any, indent: int | None = 1, encoding: str = "utf-8") -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The file's value. Raises RunError naming the file if it is missing or no JSON."""
+    """The value of a JSON file. Raises RunError with the file's name if it is missing or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -71,29 +71,29 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file by UTF-8 in one step. Raises RunError if its folder is not there."""
+    """Write a file as UTF-8, atomically. Raises RunError if its folder does not exist."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def replaceable(path: Path) -> Path:
-    """The path behind links, to be written to. Raises RunError where something else stands, or there is no folder."""
+    """The path of a file to write, links resolved. Raises RunError if it is not a file or its folder is missing."""
     path = path.resolve()
     if path.exists() and not path.is_file():
-        raise RunError(f"{path}: it is there and is not a file; give the name of a file")
+        raise RunError(f"{path}: exists and is not a file; give the name of a file")
     if not path.parent.is_dir():
-        raise RunError(f"{path.parent}: no such folder; make it first")
+        raise RunError(f"{path.parent}: no such folder; create it first")
     return path
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file in one step. Raises as `new_file` does."""
+    """Write a file atomically. Raises as `new_file` does."""
     with new_file(path) as temporary:
         temporary.write_bytes(data)
 
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A temporary file to write, which replaces `path` when the block ends well and vanishes when it does not.
+    """A temporary file, which replaces `path` when the `with` block succeeds and is removed when it fails.
 
     Raises RunError as `replaceable` does, TrainingFailed on a full disk.
     """
@@ -110,17 +110,17 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def unused(path: Path) -> Path:
-    """A place for a new folder: nothing is there, or an empty folder that is nobody's. Raises RunError otherwise."""
+    """The path of a new folder, links resolved. Raises RunError unless it does not exist or is an empty folder."""
     if path.is_symlink() or path.resolve() == Path.cwd():
         raise RunError(f"{path}: a link, or the folder that you are in; give the name of a new folder")
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise RunError(f"{path}: it is there already; choose another name, or remove it")
+        raise RunError(f"{path}: already exists; choose another name, or remove it")
     return path.resolve()
 
 
 @contextlib.contextmanager
 def room_for(path: Path) -> Iterator[None]:
-    """Turn a full disk into one message that names the folder and what is free on it."""
+    """Turn a full disk into TrainingFailed with the path and the free space."""
     try:
         yield
     except OSError as error:
@@ -128,16 +128,16 @@ def room_for(path: Path) -> Iterator[None]:
             raise
         free = shutil.disk_usage(path.parent).free
         raise TrainingFailed(
-            f"{path}: no room to write it ({error.strerror}; {free / 1e6:,.0f} MB free), and nothing half-written is "
-            "left; free some space, or choose another disk"
+            f"{path}: no space left to write it ({error.strerror}; {free / 1e6:,.0f} MB free); no partial file "
+            "remains; free some space, or choose another disk"
         ) from None
 
 
 @contextlib.contextmanager
 def new_folder(final: Path, manifest: bool = True) -> Iterator[Path]:
-    """A temporary folder to fill, which becomes `final` when the block ends well and vanishes when it does not.
+    """A temporary folder, which becomes `final` when the `with` block succeeds and is removed when it fails.
 
-    With `manifest` it is one that `fault` can verify.
+    With `manifest` it gets a manifest, which `fault` verifies.
     """
     temporary = final.with_name(f".{final.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -146,14 +146,14 @@ def new_folder(final: Path, manifest: bool = True) -> Iterator[Path]:
             try:
                 temporary.mkdir(parents=True)
             except OSError as error:
-                raise RunError(f"{final}: cannot be made ({error.strerror}); choose another place") from None
+                raise RunError(f"{final}: cannot be created ({error.strerror}); choose another path") from None
             yield temporary
             files = sorted(path for path in temporary.iterdir() if path.is_file())
             for path in files:
                 sync(path)
             if manifest:
-                said = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
-                (temporary / MANIFEST).write_text(to_json(said), encoding="utf-8")
+                entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
+                (temporary / MANIFEST).write_text(to_json(entries), encoding="utf-8")
                 sync(temporary / MANIFEST)
             sync(temporary)
             if final.exists():
@@ -165,9 +165,9 @@ def new_folder(final: Path, manifest: bool = True) -> Iterator[Path]:
 
 
 def fault(folder: Path, names: Collection[str] | None = None) -> str | None:
-    """What is wrong with a folder that `new_folder` wrote; None when every file is as its manifest says.
+    """The first fault of a folder against its manifest; None if there is none.
 
-    Every file has to be there with its size; sha256 is compared for `names` alone, for every file if None.
+    Every file must exist with its size. The sha256 is compared for the files in `names`; for every file if None.
     """
     if not folder.is_dir():
         return f"{folder}: no such folder"
@@ -191,9 +191,9 @@ def fault(folder: Path, names: Collection[str] | None = None) -> str | None:
 
 
 def remove_leftovers(folder: Path, ours: bool = False) -> None:
-    """Remove the temporary files and folders of processes that are no longer there, and of our own earlier work.
+    """Remove temporary files and folders of processes that have ended, and of this process.
 
-    With `ours` the caller holds the folder's lock, so that whatever is left there is dead.
+    With `ours` the caller holds the folder's lock, so all of them are leftovers.
     """
     if not folder.is_dir():
         return
@@ -204,8 +204,8 @@ def remove_leftovers(folder: Path, ours: bool = False) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of that number exists."""
-    if os.name == "nt":  # signal 0 is no mere question there
+    """Whether a process with this id exists."""
+    if os.name == "nt":  # signal 0 would end the process
         return True
     try:
         os.kill(pid, 0)

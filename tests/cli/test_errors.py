@@ -194,6 +194,6 @@ def test_a_full_disk_keeps_what_was_there(process, shape, tmp_path):
     _, err = started.communicate()
     assert started.returncode == 1, err
     said = err.decode().splitlines()[-1]
-    assert said.startswith("mainstem: run/checkpoints/step-00000004: no room to write it (")
+    assert said.startswith("mainstem: run/checkpoints/step-00000004: no space left to write it (")
     assert "free some space, or choose another disk" in said
     assert list((tmp_path / "run/checkpoints").iterdir()) == []

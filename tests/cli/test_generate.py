@@ -168,9 +168,9 @@ def test_what_is_being_compiled_or_cannot_be_is_not_promised(say, monkeypatch):
     from mainstem.generation.compiled import store
 
     monkeypatch.setattr(store, "start", lambda: pytest.fail("it was started again"))
-    monkeypatch.setattr(store, "failure", lambda: "no room; mainstem compile tries it again")
+    monkeypatch.setattr(store, "failure", lambda: "no room; mainstem compile tries again")
     said = say("the river").err
-    assert "could not be compiled: no room; mainstem compile tries it again" in said
+    assert "could not be compiled: no room; mainstem compile tries again" in said
     monkeypatch.setattr(store, "underway", lambda: True)
     assert "note: PyTorch decodes; the compiled decoder is still being compiled" in say("the river").err
 

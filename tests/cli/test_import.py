@@ -133,7 +133,7 @@ def test_a_place_in_use_is_refused_before_anything_is_read(mainstem, tmp_path):
     (tmp_path / "run" / "mine.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for out in ("run", "file"):
-        refused(mainstem, "absent.pt", "--out", out, said=f"{out}: it is there already")
+        refused(mainstem, "absent.pt", "--out", out, said=f"{out}: already exists")
 
 
 def test_an_empty_folder_is_filled(mainstem, nano, tmp_path):
@@ -191,7 +191,7 @@ def test_a_full_disk_leaves_nothing(mainstem, nano, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "write_tensors", full)
-    refused(mainstem, "ckpt.pt", "--out", "run", TRUST, said="run: no room to write it", code=1)
+    refused(mainstem, "ckpt.pt", "--out", "run", TRUST, said="run: no space left to write it", code=1)
 
 
 def test_the_formats_are_listed(mainstem):

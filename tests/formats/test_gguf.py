@@ -233,13 +233,13 @@ def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, stage, before):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(package.GGUFWriter, stage, fail)
-    with pytest.raises(TrainingFailed, match=r"out\.gguf: no room to write it"):
+    with pytest.raises(TrainingFailed, match=r"out\.gguf: no space left to write it"):
         gguf.write(path, made(), None)
     assert [each.read_bytes() for each in tmp_path.iterdir()] == ([] if before is None else [before])
 
 
 def test_no_folder_to_write_in_is_said(tmp_path):
-    with pytest.raises(RunError, match="nowhere: no such folder; make it first"):
+    with pytest.raises(RunError, match="nowhere: no such folder; create it first"):
         gguf.write(tmp_path / "nowhere" / "out.gguf", made(), None)
     with pytest.raises(RunError, match="is not a file"):
         gguf.write(tmp_path, made(), None)
@@ -297,7 +297,7 @@ def test_a_write_that_is_cut_short_is_a_full_disk(tmp_path, monkeypatch):
         raise OSError("65536 requested and 38856 written")
 
     monkeypatch.setattr(package.GGUFWriter, "write_tensors_to_file", full)
-    with pytest.raises(TrainingFailed, match=r"out\.gguf: no room to write it"):
+    with pytest.raises(TrainingFailed, match=r"out\.gguf: no space left to write it"):
         gguf.write(tmp_path / "out.gguf", made(), None)
     assert not list(tmp_path.iterdir())
 

@@ -173,7 +173,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
     hf.write(tmp_path / "out", float32(small()), None)  # an empty one may be there
     before = (tmp_path / "out" / MODEL).read_bytes()
     for taken in (tmp_path / "out", tmp_path / "out" / MODEL):
-        with pytest.raises(RunError, match=rf"{taken.name}: it is there already; choose another"):
+        with pytest.raises(RunError, match=rf"{taken.name}: already exists; choose another"):
             hf.write(taken, float32(small()), None)
     assert (tmp_path / "out" / MODEL).read_bytes() == before
 
@@ -187,7 +187,7 @@ def test_a_disk_that_fills_while_weights_are_written_leaves_nothing(tmp_path, mo
             raise SafetensorError(f"Error while serializing: I/O error: full (os error {errno.ENOSPC})")
 
     monkeypatch.setattr(checkpoint, "save_file", torn)
-    with pytest.raises(TrainingFailed, match="out: no room to write it"):
+    with pytest.raises(TrainingFailed, match="out: no space left to write it"):
         hf.write(tmp_path / "out", float32(small(vocab_size=BPE.vocab_size)), BPE, max_shard_size=4_000)
     assert list(tmp_path.iterdir()) == []
 
@@ -202,6 +202,6 @@ def test_a_disk_that_fills_while_text_is_written_leaves_nothing(tmp_path, monkey
         return write(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "write_text", torn)
-    with pytest.raises(TrainingFailed, match="out: no room to write it"):
+    with pytest.raises(TrainingFailed, match="out: no space left to write it"):
         hf.write(tmp_path / "out", float32(small(vocab_size=BPE.vocab_size)), BPE)
     assert list(tmp_path.iterdir()) == []

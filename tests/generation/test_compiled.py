@@ -307,7 +307,7 @@ def test_what_is_hung_on_a_model_is_not_packed():
     del model.blocks[1].attn.forward
     assert records.unsupported(model) is None
     del model.blocks[2]
-    assert records.unsupported(model) == "2 blocks are there, and n_layer is 3"
+    assert records.unsupported(model) == "the model has 2 blocks, and `n_layer` is 3"
 
 
 # --- reading ahead ---------------------------------------------------------------------------------------------------

@@ -187,10 +187,10 @@ def test_what_failed_is_not_tried_again_until_the_mark_is_gone(tmp_path, monkeyp
     assert store.start()
     assert len(started) == 1
     monkeypatch.setattr(store, "_compile", failing)
-    with pytest.raises(RunError, match=r"could not be made \(Numba needs another NumPy\); see that numba fits numpy"):
+    with pytest.raises(RunError, match=r"could not be built \(Numba needs another NumPy\); check that numba"):
         store.build()
     (mark,) = (tmp_path / "mainstem").glob("*.failed")
-    assert store.failure() == "Numba needs another NumPy; mainstem compile tries it again"
+    assert store.failure() == "Numba needs another NumPy; mainstem compile tries again"
     assert not store.start()
     assert len(started) == 1
     mark.unlink()

@@ -193,7 +193,7 @@ def test_an_empty_prompt_starts_from_the_end_of_text():
     model, tokenizer = scripted(["a", "b"], [1, 0, 2])
     assert generate(model, tokenizer, "", max_new_tokens=5) == "ba"
     model, _ = scripted(["a", "b"], [1])
-    with pytest.raises(DataError, match=r"prompt 1 is empty, .* give it a token"):
+    with pytest.raises(DataError, match=r"prompt 1 is empty, .* give a token"):
         stream_text(model, Words("a", "b", eot=False), ["a", ""], max_new_tokens=1)
     with pytest.raises(DataError, match="prompt 0 is empty"):
         generate_ids(model, [[]], max_new_tokens=1)
@@ -213,8 +213,8 @@ def test_an_empty_prompt_starts_from_the_end_of_text():
         ({"stop": ["a", ""]}, "stop: '' would end every text"),
         ({"prompts": [[0], [5]]}, "prompt 1: token id 5 is outside 0..2"),
         ({"prompts": [[-(2**63)]]}, "outside 0..2"),
-        ({"tokenizer": None, "prompts": [[0]], "stop": "a"}, "stop: 'a' is text, .* give one"),
-        ({"tokenizer": None}, "prompt 0 is a text, .* give ids, or a tokenizer"),
+        ({"tokenizer": None, "prompts": [[0]], "stop": "a"}, "stop: 'a' is a text, .* give `tokenizer`"),
+        ({"tokenizer": None}, "prompt 0 is a text, .* give ids, or `tokenizer`"),
         ({"tokenizer": Bytes()}, "the tokenizer has 257 tokens and the model 3"),
     ],
 )
@@ -336,7 +336,7 @@ def test_a_text_that_loops_ends_with_a_notice():
     )
     *_, loops, plain = stream_text(model, tokenizer, ["a", "b"], max_new_tokens=30)
     assert loops.notices == (
-        "the last 24 tokens are 8 turns of the same 3; try a higher temperature or repetition penalty",
+        "the last 24 tokens are 8 repetitions of the same 3; try a higher temperature or repetition penalty",
     )
     assert plain.notices == ()
 

@@ -26,7 +26,7 @@ def draws(logits, sampling, count=2000, **masks):
 def kept(logits, sampling):
     """The ids that the recipe leaves, best first."""
     scores = torch.tensor([logits]) / sampling.temperature
-    left = module._narrow(scores - scores.amax(), sampling)[0]
+    left = module._truncated(scores - scores.amax(), sampling)[0]
     return [i for i in left.sort(descending=True, stable=True).indices.tolist() if left[i] > -math.inf]
 
 
@@ -119,7 +119,7 @@ def test_top_p_leaves_the_fewest_that_reach_p(nucleus, logits, p):
 
 def test_each_row_has_its_own_nucleus():
     logits = torch.tensor([[9.0, 0, 0, 0], [0, 0, 0, 0], [5, 5, 0, 0]])
-    left = module._narrow(logits - logits.amax(-1, keepdim=True), Sampling(temperature=1.0, top_p=0.6))
+    left = module._truncated(logits - logits.amax(-1, keepdim=True), Sampling(temperature=1.0, top_p=0.6))
     assert (left > -math.inf).sum(-1).tolist() == [1, 3, 2]
 
 

@@ -210,7 +210,7 @@ def test_a_disk_that_fills_while_tensors_are_written_leaves_nothing(tmp_path, mo
 
     monkeypatch.setattr(checkpoint, "save_file", torn)
     model = GPT(small())
-    with pytest.raises(TrainingFailed, match=r"step-00000003: no room to write it") as raised:
+    with pytest.raises(TrainingFailed, match=r"step-00000003: no space left to write it") as raised:
         checkpoint.save(tmp_path / NAME, model, None, optimizer=Optimizer(model, TrainConfig()).tensors())
     assert raised.value.exit_code == 1
     assert list(tmp_path.iterdir()) == []

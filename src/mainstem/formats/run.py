@@ -1,4 +1,4 @@
-"""What a RUN is: a run of ours, a checkpoint, a bundled model, or a folder in Hugging Face's layout. No torch."""
+"""Resolve a RUN: a run folder, a checkpoint, a bundled model, or a folder in Hugging Face's layout. No torch."""
 
 import json
 from collections.abc import Callable, Collection
@@ -21,14 +21,14 @@ from mainstem.text.tokens import TOKENIZER, Prepared
 
 _PICKLE = "a pickle; mainstem import nanogpt reads those of nanoGPT and minGPT"
 _FILES = {
-    ".gguf": "a GGUF file, which is written and not read; give the folder that it was made from",
+    ".gguf": "a GGUF file, which can be exported but not read; give the folder that it was exported from",
     ".pt": _PICKLE, ".pth": _PICKLE, ".bin": _PICKLE,
 }  # fmt: skip
-"""What is said of a file in a RUN's place."""
+"""Why a file of this suffix is not a RUN, and what to do."""
 
 
 def is_foreign(run: Path | str) -> bool:
-    """Whether it is a folder of another program: it has a `config.json` or weights, and nothing of ours."""
+    """Whether another program wrote a folder: it has `config.json` or weights, and none of mainstem's files."""
     path = Path(run)
     ours = any((path / name).exists() for name in ("run.json", "manifest.json", "checkpoints"))
     if ours or not path.is_dir():
@@ -36,14 +36,14 @@ def is_foreign(run: Path | str) -> bool:
     if not (path / hf_config.CONFIG).is_file():
         return any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
     try:
-        said = json.loads((path / hf_config.CONFIG).read_bytes())
+        config = json.loads((path / hf_config.CONFIG).read_bytes())
     except (OSError, ValueError, RecursionError):
         return True
-    return not (isinstance(said, dict) and "format" in said)  # that one is ours, and has lost its manifest
+    return not (isinstance(config, dict) and "format" in config)  # else a checkpoint without its manifest
 
 
 def is_run(path: Path | str) -> bool:
-    """Whether a folder of that path is a RUN, sound or not."""
+    """Whether a path is a RUN folder, valid or damaged."""
     path = Path(path)
     return is_foreign(path) or any((path / name).exists() for name in ("run.json", "checkpoints", CONFIG))
 
@@ -54,22 +54,22 @@ USED = (CONFIG, TOKENIZER, MODEL)
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The folder that a RUN means, resolved once: a file of ours is verified once, before it is read.
+    """The model folder of a RUN. Each file of a checkpoint is verified once, before it is read.
 
-    `resolve` returns one; `load` takes one where it takes a RUN.
+    `resolve` returns one; `load` accepts one in place of a RUN.
     """
 
     name: str
-    """The RUN as it was named."""
+    """The RUN as the user wrote it."""
     path: Path
     """The checkpoint folder, or the folder of another program."""
     foreign: bool
-    """Whether another program wrote it: it has no manifest, and its config and tokenizer are in their layout."""
+    """Whether another program wrote it, without a manifest, and in Hugging Face's layout."""
     verified: set[str] = field(default_factory=set, repr=False, compare=False)
-    """Names of the files whose sha256 was compared."""
+    """Names of the files whose checksum has been verified."""
 
     def verify(self, *names: str) -> None:
-        """Compare the sha256 of files of ours that were not compared yet. Raises RunError naming a damaged one."""
+        """Verify the checksums of a checkpoint's files, once each. Raises RunError with the name of a damaged file."""
         todo = set(names) - self.verified
         if self.foreign or not todo:
             return
@@ -79,7 +79,7 @@ class ModelFolder:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The `config.json` of a checkpoint of ours: `model`, `train`, and `weights` where they are quantized."""
+        """The `config.json` of a checkpoint: `model`, `train`, and `weights` where they are quantized."""
         self.verify(CONFIG)
         return folder.checkpoint_settings(self.path)
 
@@ -90,7 +90,7 @@ class ModelFolder:
 
     @property
     def weights(self) -> str:
-        """How the matrices are stored: fp32, bf16 or int8; fp32 for other programs' weights, which `load` widens."""
+        """How the matrices are stored: fp32, bf16 or int8; fp32 for other programs' weights, which `load` converts."""
         return "fp32" if self.foreign else str(self.settings.get("weights", "fp32"))
 
     @property
@@ -114,16 +114,16 @@ def resolve(
     notice: Callable[[str], None] = lambda text: None,
     files: Collection[str] = USED,
 ) -> ModelFolder:
-    """The folder whose weights a RUN means; a folder that was resolved before is returned as it is.
+    """The model folder of a RUN; a resolved one is returned unchanged.
 
     Args:
-        run: a run folder (best checkpoint if there is one, else last), a checkpoint, a bundled model's name, or another
-            program's folder. A folder of that path comes before a bundled model of that name.
-        notice: called with a sentence for each damaged checkpoint that is passed over.
-        files: the files that will be read. A checkpoint in which one of them is damaged is passed over in a run folder,
-            and refused by its own name.
+        run: a run folder (the best checkpoint if there is one, else the last), a checkpoint, the name of a bundled
+            model, or a folder in Hugging Face's layout. A folder takes precedence over a bundled model of its name.
+        notice: called with a sentence for each damaged checkpoint that is skipped.
+        files: the files that will be read. In a run folder, a checkpoint in which one of them is damaged is skipped; a
+            damaged checkpoint given by its own path raises RunError.
 
-    Raises RunError where there is nothing to open.
+    Raises RunError where no model is found.
     """
     if isinstance(run, ModelFolder):
         return run
@@ -131,8 +131,8 @@ def resolve(
     if is_foreign(path):
         return ModelFolder(str(run), path, foreign=True)
     if path.is_file():
-        what = _FILES.get(path.suffix.lower(), "a file; give the folder of a run or of a model")
-        raise RunError(f"{run}: {what}")
+        reason = _FILES.get(path.suffix.lower(), "a file; give the folder of a run or of a model")
+        raise RunError(f"{run}: {reason}")
     if not path.exists() and str(path) in BUNDLED:
         path = BUNDLED[str(path)]
     if (path / CONFIG).is_file() or folder.is_step(path):
@@ -151,7 +151,7 @@ def resolve(
 
 
 def model_config(run: Path | str) -> ModelConfig:
-    """The model's config of a RUN, without reading weights; of a run folder, as its `run.json` has it."""
+    """The model config of a RUN, without its weights; of a run folder, from `run.json`."""
     started = folder.RunFolder(run)
     if started.exists():
         return ModelConfig.from_dict(started.settings()["model"])
@@ -159,17 +159,17 @@ def model_config(run: Path | str) -> ModelConfig:
 
 
 def tokenizer(name: Path | str) -> Tokenizer:
-    """The tokenizer of a RUN, a prepared folder, a folder with GPT-2's two files, or a file itself.
+    """The tokenizer of a RUN, of a prepared folder, of a folder with GPT-2's two files, or in a tokenizer file.
 
-    Raises DataError or RunError for what is none, and for a RUN without one.
+    Raises DataError or RunError if it has no tokenizer.
     """
     path = Path(name)
     ours = is_run(path) and not is_foreign(path)
     if path.is_dir() and not ours and not (path / tokens.PASSPORT).is_file():
-        found = hf_tokenizer.read(path)
-        if found is None:
+        opened = hf_tokenizer.read(path)
+        if opened is None:
             raise RunError(f"{path}: no tokenizer.json, and no vocab.json with merges.txt")
-        return found
+        return opened
     if path.is_dir() and (path / "data" / TOKENIZER).is_file():
         path = path / "data"
     elif str(name) in BUNDLED or (path.is_dir() and not (path / TOKENIZER).is_file()):
@@ -178,13 +178,13 @@ def tokenizer(name: Path | str) -> Tokenizer:
 
 
 def prepared(run: Path | str, data: Path | str | None, tokenizer: Tokenizer) -> Prepared:
-    """The prepared folder `data`, or a run's own wherever it stands. Raises DataError for another tokenizer's."""
+    """The prepared folder `data`; default: that of the run. Raises DataError if its tokenizer is not the run's."""
     path = Path(data) if data is not None else folder.RunFolder(run).prepared()
     if path is None:
-        raise DataError(f"{run}: no token files are here; give a folder that `mainstem data` made, as `data`")
-    found = tokens.load(path)
-    if found.tokenizer.hash != tokenizer.hash:
+        raise DataError(f"{run}: no token files; give a folder that `mainstem data` wrote, as `data`")
+    data_folder = tokens.load(path)
+    if data_folder.tokenizer.hash != tokenizer.hash:
         raise DataError(
-            f"{found.path}: its tokenizer is not the run's; prepare the text again with the tokenizer of {run}"
+            f"{data_folder.path}: its tokenizer is not the run's; prepare the text again with the tokenizer of {run}"
         )
-    return found
+    return data_folder

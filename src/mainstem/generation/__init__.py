@@ -1,1 +1,1 @@
-"""From a model to text: a cache of keys and values, a choice among logits, and text that never cuts a character."""
+"""Text generation: KV cache, sampling, incremental UTF-8 decoding, and the compiled decoder."""

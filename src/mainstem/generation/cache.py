@@ -1,4 +1,4 @@
-"""Keys and values of the positions that a model has read, so that a step reads one token and not all of them."""
+"""The KV cache: keys and values of earlier positions, so that a decode step reads one token."""
 
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ from mainstem.errors import ConfigError
 
 
 class BlockKV(NamedTuple):
-    """One block's part of a cache: views of the whole, and where the next position goes."""
+    """One block's entry of a KV cache: views of its keys and values, and its length."""
 
     keys: Tensor  # (B, H, size, D)
     values: Tensor  # (B, H, size, D)
     length: int
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the new ones, (B, H, T, D), and return views of all so far, (B, H, length + T, D)."""
+        """Store new keys and values, (B, H, T, D), and return views of all of them, (B, H, length + T, D)."""
         end = self.length + k.shape[2]
         self.keys[:, :, self.length : end] = k
         self.values[:, :, self.length : end] = v
@@ -25,13 +25,13 @@ class BlockKV(NamedTuple):
 
 
 class KVCache:
-    """Room for `size` positions of every block, allocated once and never copied.
+    """The KV cache of a model: `size` positions for every block, allocated once and never copied.
 
     Args:
-        config: the model's.
-        batch: rows, B.
-        dtype, device: the model's.
-        size: positions; n_ctx if None.
+        config: the model's config.
+        batch: the number of rows, B.
+        dtype, device: of the model.
+        size: the number of positions; default n_ctx.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class KVCache:
         return BlockKV(self._keys[block], self._values[block], self.length)
 
     def layout(self) -> dict[str, int]:
-        """Where keys and values lie, for code that reads memory: addresses, and bytes from one to the next."""
+        """The memory layout for compiled code: addresses of keys and values, and strides in bytes."""
         block, row, head = (4 * stride for stride in self._keys.stride()[:3])
         return {
             "keys": self._keys.data_ptr(),
@@ -64,22 +64,22 @@ class KVCache:
         }
 
     def advance(self, count: int) -> None:
-        """Note that every entry has been given `count` more positions. Raises ConfigError past `size`."""
+        """Add `count` to the length, after every entry has stored as many positions. Raises ConfigError past `size`."""
         if self.length + count > self.size:
-            raise ConfigError(f"{self.length + count} positions do not fit a cache of {self.size}; make it larger")
+            raise ConfigError(f"{self.length + count} positions do not fit a cache of {self.size}; use a larger one")
         self.length += count
 
     def take_back(self, count: int) -> None:
-        """Forget the last `count` positions."""
+        """Remove the last `count` positions."""
         self.length -= count
 
     @property
     def bytes_per_token(self) -> int:
-        """What one position of one row takes: a key and a value in every head of every block."""
+        """The size of one position of one row in bytes: a key and a value in every head of every block."""
         blocks, _, heads, _, width = self._keys.shape
         return 2 * blocks * heads * width * self._keys.element_size()
 
     def clear(self, batch: int) -> None:
-        """Forget every position, and keep room for the first `batch` rows."""
+        """Remove every position, and keep the first `batch` rows."""
         self.length = 0
         self._keys, self._values = self._keys[:, :batch], self._values[:, :batch]

@@ -1,4 +1,4 @@
-"""Text generation: prompts in, text out as it becomes certain."""
+"""Text generation from prompts: as a stream of chunks, as texts, or as ids."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,32 +23,32 @@ DEFAULTS = Sampling()
 FinishReason = Literal["length", "stop", "eot"]
 
 LOOK_BACK = 256
-"""Ids at the end of a text in which a loop is looked for."""
+"""Ids at the end of a text that are searched for a loop."""
 LOOP = 24
-"""Ids that a loop has to fill, in at least three turns, before there is a notice of it."""
+"""Least length of a loop in ids, at least three turns, for a notice."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step added to one row."""
+    """The output of one step for one row."""
 
     row: int
-    """prompt x n + sample."""
+    """The index of the row: prompt x n + sample."""
     text: str
-    """New text; "" while a character or a possible stop string is incomplete."""
+    """The new text; "" while a character or a possible stop string is incomplete."""
     ids: list[int]
-    """New ids, one a step, end of text included."""
+    """The new ids, one a step, end of text included."""
     finish_reason: FinishReason | None = None
-    """Set in a row's last chunk: `length`, `stop` (a stop string) or `eot`."""
+    """The reason in a row's last chunk: `length`, `stop` (a stop string) or `eot`; else None."""
     notices: tuple[str, ...] = ()
-    """What the user should know: a prompt that was cut, a text that loops."""
+    """Notices for the user: a truncated prompt, a text that loops."""
 
 
 @dataclass(eq=False)
 class _Row:
     index: int
-    ids: list[int]  # the prompt as it is read, then what was generated
-    prompt: int  # how many of them are the prompt
+    ids: list[int]  # the prompt, then the generated ids
+    prompt: int  # the number of prompt ids
     generator: torch.Generator
     decoder: Decoder
     notices: list[str] = field(default_factory=list)  # for the next chunk
@@ -56,12 +56,12 @@ class _Row:
 
     @property
     def finished(self) -> bool:
-        """Whether its last token was chosen."""
+        """Whether the row is complete."""
         return self.finish_reason is not None
 
 
 class SamplingOptions(TypedDict, total=False):
-    """How the next token is chosen: the fields of `mainstem.Sampling`, with its defaults."""
+    """Sampling keywords: the fields of `mainstem.Sampling`, with its defaults."""
 
     temperature: float
     top_k: int
@@ -71,7 +71,7 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class Options(SamplingOptions, total=False):
-    """The keywords of `stream_text` but `n`, for the functions that pass them on."""
+    """The keywords of `stream_text` except `n`, for functions that pass them on."""
 
     max_new_tokens: int
     seed: int
@@ -109,38 +109,38 @@ def stream_text(
     compiled: bool = True,
     should_stop: Callable[[], None] = lambda: None,
 ) -> Iterator[Chunk]:
-    """Continue every prompt; each step yields a chunk for every row that is not finished. The prompt is not repeated.
+    """Continue every prompt; each step yields a chunk for every unfinished row. Chunks do not repeat the prompt.
 
         for chunk in ms.stream_text(model, tokenizer, ["ROMEO:"], temperature=0.7):
             print(chunk.text, end="", flush=True)
 
-    A row depends on its own prompt, the seed and the number of its sample, never on its neighbours, up to the
-    rounding of a batched product (in float32 that hardly ever changes a token; in bfloat16 it can). Several iterators
-    over one model do not disturb each other: its mode is changed during a step alone.
+    A row depends on its prompt, the seed and its sample number, not on the other rows of the batch, up to the rounding
+    of batched products (which can change a token in bfloat16, hardly ever in float32). Several iterators over one model
+    are independent: the model's mode changes only during a step.
 
     Args:
-        model: any GPT. It is in evaluation mode during each step, and as it was between two.
-        tokenizer: None with prompts of ids: then the chunks hold ids and no text.
-        prompts: texts, or lists of ids; an empty one starts from the end-of-text token. One longer than n_ctx keeps
-            its last n_ctx - 1 tokens (at least one), and the row's first chunk has a notice of it.
-        max_new_tokens: tokens a row, at most.
-        temperature, top_k, top_p, min_p, repetition_penalty: how a token is chosen; `mainstem.Sampling` says how.
-        seed: of the row generators, with the number of the sample.
-        n: samples a prompt.
-        stop: strings that end a text and are not part of it.
-        context: what happens to a window of n_ctx tokens when one more comes. `slide`: its last n_ctx // 2 tokens (at
-            least one) begin a new one; `stop`: the row finishes with `length`.
-        use_cache: False reads the whole window at every step: the same tokens, slower.
+        model: any GPT. It is in evaluation mode during each step; its mode is restored after it.
+        tokenizer: None if prompts are ids; then the chunks have ids and no text.
+        prompts: texts, or lists of ids; an empty one starts from the end-of-text token. A prompt longer than n_ctx is
+            truncated to its last n_ctx - 1 tokens (at least one), and the row's first chunk has a notice.
+        max_new_tokens: the most tokens to generate for a row.
+        temperature, top_k, top_p, min_p, repetition_penalty: sampling parameters; see `mainstem.Sampling`.
+        seed: the seed of the row generators, together with the sample number.
+        n: the number of samples for each prompt.
+        stop: strings that end a text; they are not part of it.
+        context: what happens when a window of n_ctx tokens is full. `slide`: its last n_ctx // 2 tokens (at least one)
+            begin a new window; `stop`: the row finishes with `length`.
+        use_cache: whether to use a KV cache. Without it every step reads the whole window: the same tokens, slower.
         stop_at_eot: whether the end-of-text token ends a row; it is never part of the text.
-        guard: whether tokens that would break a UTF-8 character, and special tokens but end of text, are forbidden.
-        tap: passed to every forward pass, which PyTorch then computes. The compiled decoder rounds otherwise: to
-            compare with a text without a tap, pass `compiled=False` there.
-        lookup: prompt lookup decoding for a single row: so many draft tokens a step, taken from the text so far. The
-            text is the same to the bit; it takes fewer steps where it repeats itself, with the compiled decoder.
-        compiled: whether the compiled decoder is used where it is there and supports the model.
+        guard: whether to forbid tokens that would make invalid UTF-8, and special tokens except end of text.
+        tap: a tap for every forward pass; PyTorch then decodes. The compiled decoder rounds differently: to compare
+            with a text without a tap, generate that one with `compiled=False`.
+        lookup: draft tokens per step of prompt lookup decoding, for a single row. The text is bit-identical; it takes
+            fewer steps where it repeats itself, with the compiled decoder.
+        compiled: whether to use the compiled decoder where it is available and supports the model.
         should_stop: called before each step; it may raise.
 
-    Raises ConfigError or DataError before anything is read; RunError if the logits are not finite.
+    Raises ConfigError or DataError before the first step; RunError if the logits are not finite.
     """
     sampling = Sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
@@ -152,11 +152,11 @@ def stream_text(
     if context not in CONTEXTS:
         raise ConfigError(f"context: unknown value {context!r}; {nearest(context, CONTEXTS)}")
     if stop and tokenizer is None:
-        raise ConfigError(f"stop: {stop!r} is text, and there is no tokenizer to make any; give one")
+        raise ConfigError(f"stop: {stop!r} is a text, and there is no tokenizer; give `tokenizer`")
     V, n_ctx = model.config.vocab_size, model.config.n_ctx
     if tokenizer is not None and tokenizer.vocab_size > V:
         raise DataError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens and the model {V}; give the one it was trained with"
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model {V}; give the model's own tokenizer"
         )
     token_bytes = tokenizer.token_bytes if tokenizer is not None else [b""] * V
     eot_id = tokenizer.eot_id if tokenizer is not None else None
@@ -182,8 +182,8 @@ def stream_text(
             return "eot"
         if row.decoder.stopped:
             return "stop"
-        outgrown = context == "stop" and len(row.ids) > n_ctx
-        return "length" if outgrown or len(row.ids) - row.prompt == max_new_tokens else None
+        context_full = context == "stop" and len(row.ids) > n_ctx
+        return "length" if context_full or len(row.ids) - row.prompt == max_new_tokens else None
 
     def take(row: _Row, i: int) -> Chunk:
         row.ids.append(i)
@@ -214,7 +214,7 @@ def stream_text(
                 logits,
                 sampling,
                 [row.generator for row in live],
-                seen=[set(row.ids) for row in live] if sampling.repetition_penalty != 1 else (),
+                previous=[set(row.ids) for row in live] if sampling.repetition_penalty != 1 else (),
                 forbidden=forbidden[states] if forbidden is not None else None,
             )
 
@@ -230,7 +230,7 @@ def generate(model: GPT, tokenizer: "Tokenizer", prompt: str | Sequence[int], **
         model: any GPT.
         tokenizer: the model's.
         prompt: a text, or its ids.
-        options: keywords of `stream_text`, with its defaults.
+        options: keywords of `stream_text`.
     """
     (text,) = generate_batch(model, tokenizer, [prompt], n=1, **options)  # type: ignore[arg-type]
     return text
@@ -244,7 +244,7 @@ def generate_batch(
     n: int = 1,
     **options: Unpack[Options],
 ) -> list[str]:
-    """The continuations of several prompts, read as one batch: n a prompt, in the order of prompts and samples.
+    """The continuations of several prompts, generated as one batch: n for each, in the order of prompts and samples.
 
     The arguments are those of `stream_text`.
     """
@@ -257,9 +257,9 @@ def generate_batch(
 def generate_ids(
     model: GPT, prompts: Sequence[Sequence[int]], *, n: int = 1, **options: Unpack[Options]
 ) -> list[list[int]]:
-    """The new ids of each row, for callers without a tokenizer; the arguments are those of `stream_text`.
+    """The generated ids of each row, without a tokenizer; the arguments are those of `stream_text`.
 
-    Only `max_new_tokens` and the context end a row, and no token is forbidden.
+    A row ends only by `max_new_tokens` or the context, and no token is forbidden.
     """
     rows: list[list[int]] = [[] for _ in range(len(prompts) * n)]
     for chunk in stream_text(model, None, prompts, n=n, **options):
@@ -270,10 +270,10 @@ def generate_ids(
 def _prompt_ids(
     number: int, prompt: str | Sequence[int], tokenizer: "Tokenizer | None", V: int, n_ctx: int
 ) -> tuple[list[int], list[str]]:
-    """The ids of a prompt that are read, and notices. Raises DataError for ids out of range, and for no id at all."""
+    """The ids of a prompt, truncated to the context, and notices. Raises DataError for ids out of range or none."""
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise DataError(f"prompt {number} is a text, and there is no tokenizer for it; give ids, or a tokenizer")
+            raise DataError(f"prompt {number} is a text, and there is no tokenizer; give ids, or `tokenizer`")
         ids = tokenizer.encode(prompt)
     else:
         ids = [int(i) for i in prompt]
@@ -282,23 +282,23 @@ def _prompt_ids(
             raise DataError(f"prompt {number}: token id {i} is outside 0..{V - 1}; is it another tokenizer's?")
     if not ids:
         if tokenizer is None or tokenizer.eot_id is None:
-            raise DataError(f"prompt {number} is empty, and no end-of-text token can stand for it; give it a token")
+            raise DataError(f"prompt {number} is empty, and there is no end-of-text token to start from; give a token")
         ids = [tokenizer.eot_id]
     if len(ids) <= n_ctx:
         return ids, []
-    kept = max(1, n_ctx - 1)
-    notice = f"prompt {number}: {len(ids)} tokens do not fit the context of {n_ctx}; only the last {kept} were read"
-    return ids[-kept:], [notice]
+    limit = max(1, n_ctx - 1)
+    notice = f"prompt {number}: {len(ids)} tokens do not fit the context of {n_ctx}; only the last {limit} were read"
+    return ids[-limit:], [notice]
 
 
 def _loop_notice(ids: list[int]) -> list[str]:
-    """A notice if the text ends in a loop: three or more turns of the same ids, LOOP of them or more in all."""
+    """A notice if the text ends in a loop: at least three turns of the same ids, at least LOOP ids in all."""
     ids = ids[-LOOK_BACK:]
     for period in range(1, len(ids) // 3 + 1):
         looped = max(3, -(-LOOP // period)) * period
         if looped <= len(ids) and ids[-looped:-period] == ids[period - looped :]:
             return [
-                f"the last {looped} tokens are {looped // period} turns of the same {period}; "
+                f"the last {looped} tokens are {looped // period} repetitions of the same {period}; "
                 "try a higher temperature or repetition penalty"
             ]
     return []

@@ -1,4 +1,4 @@
-"""Prefill and decode: each row's window is read once, then a token a step; the logits after it."""
+"""Prefill and decode with a KV cache, by PyTorch or by the compiled decoder."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,11 +14,11 @@ from mainstem.model.quantized import weights_of
 from mainstem.model.tap import Tap, for_pass
 
 LOOK_BACK = 1024
-"""Ids at the end of a text in which an earlier match of its last few is looked for."""
+"""Ids at the end of a text in which prompt lookup searches for a match."""
 PREFILL = 16
-"""Positions of a window that the compiled decoder reads together."""
+"""Positions per step when the compiled decoder prefills."""
 MATCHES = (3, 2)
-"""How many of the last ids have to match, the most first."""
+"""Lengths of the match, longest first."""
 
 
 class Row(Protocol):
@@ -26,25 +26,25 @@ class Row(Protocol):
 
     @property
     def ids(self) -> list[int]:
-        """The prompt, then what was generated."""
+        """The prompt, then the generated ids."""
         ...
 
     @property
     def finished(self) -> bool:
-        """Whether its last token was chosen."""
+        """Whether the row is complete."""
         ...
 
 
 def window_start(length: int, n_ctx: int) -> int:
-    """Where the window of a row of `length` ids begins: it grows to n_ctx, then its last n_ctx // 2 begin a new one."""
+    """The start of the window of a row of `length` ids: the last n_ctx // 2 ids of a full window begin the next one."""
     advance = n_ctx + 1 - max(1, n_ctx // 2)
     return max(0, -((n_ctx - length) // advance)) * advance
 
 
 def prompt_lookup(ids: Sequence[int], count: int) -> list[int]:
-    """At most `count` draft ids: those that followed the last earlier place where the text was as its end is.
+    """At most `count` draft ids by prompt lookup: the ids after the last earlier occurrence of the text's final ids.
 
-    Saxena 2023, prompt lookup decoding: the longest match counts, of 3 ids, then of 2.
+    A match of 3 ids is preferred, then of 2. Saxena 2023, prompt lookup decoding.
     """
     start = max(0, len(ids) - LOOK_BACK)
     for length in MATCHES:
@@ -59,18 +59,18 @@ def prompt_lookup(ids: Sequence[int], count: int) -> list[int]:
 
 
 class Engine:
-    """The logits after each row's window, with as few positions read as the windows allow.
+    """The logits after each row's window, by prefill and decode steps.
 
-    PyTorch reads the windows, and all else unless the compiled decoder can: that is decided here, for the whole text.
-    A single row's window with quantized weights, which PyTorch would widen first, goes to the compiled decoder too.
+    PyTorch prefills; the compiled decoder decodes where it is available and supports the model, else PyTorch. This is
+    decided once, for the whole text. With quantized weights, the compiled decoder also prefills a single row.
 
     Args:
-        model: any GPT. It is in evaluation mode while it reads, and as it was between two steps.
-        use_cache: False reads every window at every step.
-        tap: passed to every forward pass.
-        max_new_tokens: how many tokens are read after the first windows, at most.
-        lookup: draft ids of a single row (`prompt_lookup`) that are read together with its newest, where the compiled
-            decoder is. Each position's logits are what they are without it, to the bit.
+        model: any GPT. It is in evaluation mode during a step; its mode is restored after it.
+        use_cache: whether to use a KV cache; False reads every window at every step.
+        tap: a tap for every forward pass.
+        max_new_tokens: the most tokens that follow the first windows.
+        lookup: draft ids of a single row (`prompt_lookup`) that the compiled decoder reads together with its newest id.
+            The logits of each position are bit-identical to those without it.
         use_compiled: whether the compiled decoder may be used.
     """
 
@@ -86,11 +86,11 @@ class Engine:
         self.model, self.use_cache, self.tap = model, use_cache, tap
         self.max_new_tokens, self.n_ctx, self.lookup = max_new_tokens, model.config.n_ctx, lookup
         self.device, self.dtype = model.wte.weight.device, model.wte.weight.dtype
-        self.rows: Sequence[Row] = []  # those in the cache, finished ones among them until the next prefill
+        self.rows: Sequence[Row] = []  # rows in the cache, finished ones included until the next prefill
         self.cache: KVCache | None = None
-        self.mask: Tensor | None = None  # (B, n_ctx), false at padding; None where there is none
+        self.mask: Tensor | None = None  # (B, n_ctx), false at padding; None without padding
         self.padding: list[int] = []
-        self.draft: list[int] = []  # ids in the cache that were not chosen yet
+        self.draft: list[int] = []  # draft ids in the cache, not yet accepted
         self.draft_logits: Tensor | None = None  # after each of them
         self.decoder: compiled.CompiledDecoder | None = None
         self.quantized = weights_of(model) != "fp32"
@@ -98,7 +98,7 @@ class Engine:
         self.step = None if plain else compiled.step_for(model)
 
     def logits(self, rows: Sequence[Row]) -> Tensor:
-        """(B, V), one row of logits for each of `rows`: those of the call before, without the finished ones."""
+        """The logits after each of `rows`, (B, V): the rows of the previous call without the finished ones."""
         if self.draft and self.draft[0] == rows[0].ids[-1]:
             assert self.draft_logits is not None
             self.draft, self.draft_logits = self.draft[1:], self.draft_logits[1:]
@@ -116,7 +116,7 @@ class Engine:
         return logits if len(live) == len(self.rows) else logits[live]
 
     def _read_compiled(self, ids: list[list[int]], cache: KVCache) -> Tensor:
-        """Read more of every row by the compiled decoder; (B x T, V)."""
+        """Read ids of every row by the compiled decoder; logits (B x T, V)."""
         if self.decoder is None:
             assert self.step is not None
             ahead = min(self.lookup, cache.size - 1)
@@ -126,7 +126,7 @@ class Engine:
         return self.decoder.read(ids, cache, self.padding)
 
     def _decode_compiled(self, cache: KVCache) -> Tensor:
-        """Read the newest token of every row, and of a single one a draft of what may follow; (B, V)."""
+        """One decode step by the compiled decoder, with a draft for a single row; logits (B, V)."""
         ids = [[row.ids[-1]] for row in self.rows]
         if self.lookup and len(ids) == 1:
             room = cache.size - cache.length - 1
@@ -139,7 +139,7 @@ class Engine:
         return logits
 
     def _prefill(self, rows: Sequence[Row]) -> Tensor:
-        """Read every row's window, padded on the left; (B, V)."""
+        """Prefill every row's window, padded on the left; logits (B, V)."""
         self.rows = rows
         windows = [row.ids[window_start(len(row.ids), self.n_ctx) :] for row in rows]
         T, device = max(map(len, windows)), self.device
@@ -167,6 +167,6 @@ class Engine:
             return self.model.unembed(x[:, -1:], self.tap)[:, -1]
 
     def close(self) -> None:
-        """Let the threads of the compiled decoder go."""
+        """Stop the threads of the compiled decoder."""
         if self.decoder is not None:
             self.decoder.close()

@@ -1,7 +1,7 @@
-"""Which token comes next: a frozen recipe, and one function that follows it for every row of a batch.
+"""Sampling: the choice of the next token of every row of a batch.
 
-The order is fixed: forbidden tokens masked, repetition penalty, the best one if greedy, temperature, top-k, top-p,
-min-p; all in float32, with the largest score subtracted first.
+The order is fixed: mask forbidden tokens, repetition penalty, argmax if greedy, temperature, top-k, top-p, min-p; all
+in float32, after the largest score is subtracted.
 """
 
 import math
@@ -15,11 +15,11 @@ from mainstem.config import Sampling
 from mainstem.errors import RunError
 
 NUCLEUS = 1024
-"""Tokens that top-p looks at before it looks at all."""
+"""Top-p sorts only the largest NUCLEUS scores where these suffice."""
 
 
 def row_generator(seed: int, sample: int) -> torch.Generator:
-    """The source of chance of one row, on the CPU: the same in a batch as alone, and on every device."""
+    """The random generator of one row, on the CPU: the same in any batch and on every device."""
     return torch.Generator().manual_seed(int(np.random.SeedSequence((seed, sample)).generate_state(1, np.uint64)[0]))
 
 
@@ -27,17 +27,17 @@ def choose(
     logits: Tensor,
     sampling: Sampling,
     generators: Sequence[torch.Generator],
-    seen: Sequence[Collection[int]] = (),
+    previous: Sequence[Collection[int]] = (),
     forbidden: Tensor | None = None,
 ) -> list[int]:
     """The next id of each row.
 
     Args:
         logits: (B, V), of any float dtype.
-        sampling: the recipe.
-        generators: one a row, on the CPU; each gives one number a call, and none when greedy.
-        seen: each row's ids of prompt and text so far, for the repetition penalty.
-        forbidden: (B, V) bool, true for tokens that must not be chosen; at least one a row is false.
+        sampling: the sampling parameters.
+        generators: one for each row, on the CPU; each draws one number per call, none if greedy.
+        previous: each row's ids of prompt and text so far, for the repetition penalty.
+        forbidden: (B, V) bool, true for tokens that must not be chosen; false at least once in each row.
 
     Raises RunError for logits that are not finite.
     """
@@ -45,30 +45,30 @@ def choose(
     if forbidden is not None:
         scores = scores.masked_fill(forbidden.to(scores.device), -math.inf)
     if sampling.repetition_penalty != 1:
-        scores = _penalise(scores, seen, sampling.repetition_penalty)
+        scores = _penalise(scores, previous, sampling.repetition_penalty)
     best = scores.amax(-1, keepdim=True)  # (B, 1)
     if not torch.isfinite(best).all():
         raise RunError("the model's logits are not finite, so its weights are damaged; open an earlier checkpoint")
     if sampling.greedy:
         return scores.argmax(-1).tolist()
-    probabilities = _narrow((scores - best) / sampling.temperature, sampling).softmax(-1)
+    probabilities = _truncated((scores - best) / sampling.temperature, sampling).softmax(-1)
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     cumulative = cumulative / cumulative[:, -1:]  # ends in exactly 1, which every draw is below
     draws = torch.stack([torch.rand(1, generator=generator, dtype=torch.float64) for generator in generators])
     return torch.searchsorted(cumulative, draws.to(cumulative.device), right=True)[:, 0].tolist()
 
 
-def _penalise(scores: Tensor, seen: Sequence[Collection[int]], penalty: float) -> Tensor:
-    """Scores (B, V) with each row's seen ids made less likely: a positive one divided, a negative one multiplied."""
+def _penalise(scores: Tensor, previous: Sequence[Collection[int]], penalty: float) -> Tensor:
+    """Scores (B, V) with the repetition penalty on previous ids: positive ones divided, negative ones multiplied."""
     scores = scores.clone()
-    for row, ids in zip(scores, seen, strict=True):
+    for row, ids in zip(scores, previous, strict=True):
         index = torch.tensor(list(ids), dtype=torch.long, device=scores.device)
         row[index] = torch.where(row[index] > 0, row[index] / penalty, row[index] * penalty)
     return scores
 
 
-def _narrow(scores: Tensor, sampling: Sampling) -> Tensor:
-    """Scores (B, V), the best of each row 0, with -inf for the tokens that the recipe leaves out."""
+def _truncated(scores: Tensor, sampling: Sampling) -> Tensor:
+    """Scores (B, V), of which each row's largest is 0, with -inf for tokens outside top-k, top-p or min-p."""
     if 0 < sampling.top_k < scores.shape[-1]:
         scores = _top_k(scores, sampling.top_k)
     if sampling.top_p < 1:
@@ -79,25 +79,25 @@ def _narrow(scores: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _top_k(scores: Tensor, k: int) -> Tensor:
-    """Exactly k tokens stay."""
+    """The scores with all but the k largest of each row set to -inf."""
     return _keep(scores, scores.topk(k).values, torch.full_like(scores[:, :1], k, dtype=torch.long))
 
 
 def _top_p(scores: Tensor, p: float) -> Tensor:
-    """The fewest tokens that reach p stay, at least one."""
+    """The scores with all but the smallest set of tokens whose probability reaches p set to -inf."""
     total, V = scores.logsumexp(-1, keepdim=True), scores.shape[-1]
-    for width in (min(NUCLEUS, V), V):  # as a rule few are enough, and to sort all takes longer than a small model
+    for width in (min(NUCLEUS, V), V):  # few usually suffice; sorting all would dominate the time of a small model
         ordered = scores.topk(width).values  # (B, width)
         shares = (ordered - total).exp().double()
         reached = shares.cumsum(-1)
         if (reached[:, -1] >= p).all():
             break
-    count = (reached - shares < p).sum(-1, keepdim=True).clamp(min=1)  # those before it are not enough
+    count = (reached - shares < p).sum(-1, keepdim=True).clamp(min=1)  # the tokens before it do not reach p
     return _keep(scores, ordered, count)
 
 
 def _keep(scores: Tensor, ordered: Tensor, count: Tensor) -> Tensor:
-    """The best `count`, (B, 1), stay; of equals at the edge, those of the lowest ids. `ordered`: from the best on."""
+    """The scores with all but the `count` (B, 1) largest set to -inf; ties go to low ids. `ordered`: descending."""
     edge = ordered.gather(-1, count - 1)  # (B, 1)
     above, equal = scores > edge, scores == edge
     keep = above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))

@@ -1,4 +1,4 @@
-"""Text that never cuts a character: an incremental decoder, and a guard over what may be chosen. No torch."""
+"""Incremental UTF-8 decoding of tokens, with stop strings, and a guard against invalid UTF-8. No torch."""
 
 import codecs
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ import numpy as np
 
 from mainstem.errors import ConfigError
 
-# UTF-8 as an automaton (RFC 3629, section 4): in a state, a byte of this range leads to that state; any other breaks
-# the text. A state is what is still missing. E0, ED, F0 and F4 narrow the byte after them, which keeps out overlong
-# forms, surrogates and what lies beyond U+10FFFF.
+# UTF-8 as an automaton (RFC 3629, section 4): state, range of the next byte, next state; any other byte is invalid. A
+# state is the number of continuation bytes missing. E0, ED, F0 and F4 restrict the byte after them, which excludes
+# overlong forms, surrogates and code points beyond U+10FFFF.
 START, ONE, TWO, THREE, AFTER_E0, AFTER_ED, AFTER_F0, AFTER_F4, BROKEN = range(9)
 RULES = (
     (START, 0x00, 0x7F, START),
@@ -35,7 +35,7 @@ for _state, _first, _last, _next in RULES:
 
 
 def utf8_state(pending: bytes) -> int:
-    """The state of a text that ends in these bytes, the last of them an incomplete character (b"": START)."""
+    """The UTF-8 state after an incomplete character's bytes (b"": START)."""
     state = START
     for byte in pending:
         state = int(NEXT[state, byte])
@@ -43,10 +43,10 @@ def utf8_state(pending: bytes) -> int:
 
 
 class Utf8Guard:
-    """Which tokens leave the text valid UTF-8, whole or still to be completed, after a text that ends in a state.
+    """The tokens that would make invalid UTF-8 in each state of the text: `forbidden`, (states, V) bool.
 
-    `forbidden` is (states, V) bool. A token without bytes is forbidden, except end of text between two characters. A
-    state in which no token could follow forbids nothing: a broken character is better than no text.
+    A token without bytes is forbidden, except end of text between two characters. A state in which every token would
+    be forbidden forbids none.
 
     Args:
         token_bytes: the bytes of each id; b"" for special ones.
@@ -58,7 +58,7 @@ class Utf8Guard:
         joined = np.frombuffer(b"".join(token_bytes), dtype=np.uint8)
         starts = lengths.cumsum() - lengths
         self.forbidden = np.tile(lengths == 0, (BROKEN, 1))
-        origin, token = np.nonzero(~self.forbidden)  # what is still open: the text's state, the token
+        origin, token = np.nonzero(~self.forbidden)  # pairs not decided yet: the text's state, the token
         state, i = origin, 0
         while len(token):
             state = NEXT[state, joined[starts[token] + i]]
@@ -73,15 +73,14 @@ class Utf8Guard:
 
 
 class Decoder:
-    """Token bytes in, text out, as soon as it is certain: whole characters only, and nothing of a stop string.
+    """An incremental decoder from token bytes to text: complete characters only, and no part of a stop string.
 
-    The text is the same however the bytes are split. It ends where the first stop string would be complete, just
-    before that string. Bytes that can be no part of a character become U+FFFD; a character that is still incomplete
-    at the end is left out.
+    The text does not depend on how the bytes are split. It ends just before the stop string that is complete first.
+    Invalid bytes become U+FFFD; an incomplete character at the end is dropped.
 
     Args:
         stops: strings that end the text; none of them empty.
-        before: bytes that precede the text; a character that they leave open is completed in it.
+        before: bytes that precede the text; their incomplete last character is completed in the text.
     """
 
     def __init__(self, stops: Sequence[str] = (), before: bytes = b""):
@@ -96,33 +95,33 @@ class Decoder:
 
     @property
     def pending(self) -> bytes:
-        """The bytes of a character that is not complete yet, at most three."""
+        """The bytes of an incomplete character, at most three."""
         data = self._utf8.getstate()[0]
-        return data if utf8_state(data) != BROKEN else b""  # Python waits on half a surrogate, which nothing completes
+        return data if utf8_state(data) != BROKEN else b""  # Python holds back half a surrogate, which is invalid
 
     def feed(self, data: bytes) -> str:
-        """The text that has become certain with these bytes; "" once stopped."""
+        """The new text after these bytes; "" once stopped."""
         if self.stopped:
             return ""
         text = self._held + self._utf8.decode(data)
         self._held = ""
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
+        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if matches:
             self.stopped = True
-            return text[: min(found)[1]]
+            return text[: min(matches)[1]]
         keep = self._tail(text)
         self._held = text[keep:]
         return text[:keep]
 
     def flush(self) -> str:
-        """The text that was held back in case a stop string followed; call it at the end."""
+        """The text held back as a possible stop string; call it at the end."""
         if self.stopped:
             return ""
         held, self._held = self._held, ""
         return held + self._utf8.decode(b"", final=not self.pending)
 
     def _tail(self, text: str) -> int:
-        """Where the longest tail of `text` begins that a stop string begins with."""
+        """The start of the longest tail of `text` with which a stop string begins."""
         longest = max(map(len, self._stops), default=1) - 1
         for start in range(max(0, len(text) - longest), len(text)):
             if any(stop.startswith(text[start:]) for stop in self._stops):

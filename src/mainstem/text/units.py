@@ -1,7 +1,7 @@
-"""Tokens as people read them: pieces, characters and words as ranges of tokens.
+"""Readable units of token ids: pieces, characters and words as ranges of tokens.
 
-A character is a code point. A special token stands alone, under its name, and ends the text before it. Bytes that never
-become a character are shown in hex, `<EB>`, and those that begin one stay together (the Unicode Standard, section 3.9,
+A character is a code point. A special token is a unit of its own, shown by its name. Invalid bytes are shown in hex,
+`<EB>`; the bytes of a truncated character stay together (the Unicode Standard, section 3.9,
 "maximal subparts", as Python's decoder replaces them).
 """
 
@@ -15,13 +15,13 @@ from mainstem.columns import width
 from mainstem.errors import DataError, nearest
 from mainstem.text.tokenizer import Tokenizer
 
-HALF_PAIR = "\ud800"  # stands for what is no character; no text can hold it
+HALF_PAIR = "\ud800"  # stands for special tokens and invalid bytes; no text contains it
 SAME_WORD = {("word", "word"), ("space", "space"), ("space", "word"), ("line end", "line end")}  # neighbours' kinds
-SUGGESTIONS = 12  # words that a message lists at most
+SUGGESTIONS = 12  # most words that a message lists
 
 
 class Unit(NamedTuple):
-    """The tokens from `first` up to, not including, `last`, counted from the first id given, and what they say."""
+    """The text of the tokens from index `first` up to, not including, `last`."""
 
     text: str
     first: int
@@ -29,44 +29,43 @@ class Unit(NamedTuple):
 
 
 class _Character(NamedTuple):
-    """One character, special token or broken sequence, and the tokens that hold its bytes."""
+    """One character, special token or invalid byte sequence, and the tokens that hold its bytes."""
 
     kind: str  # "text", "special" or "broken"
     text: str
     first: int
     last: int
-    parts: list[str]  # what each of its tokens shows of it
+    parts: list[str]  # the part of the text that each token shows
 
 
 def pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    """One readable string a token.
+    """A readable string for each token: its text, or the name of a special token.
 
-    That is its text, or the name of a special token. Where a token holds only a part of a character, the part is shown
-    as 보(1/2): the first of the two tokens that hold the bytes of 보. A byte that never becomes a character is shown as
-    <EB>. DataError for an id out of range.
+    A token with a part of a character is shown as 보(1/2), the first of the two tokens that hold the bytes of 보. An
+    invalid byte is shown as <EB>. Raises DataError for an id out of range.
     """
-    found: list[str] = []
+    strings: list[str] = []
     for character in _read(tokenizer, ids):
-        found += [""] * (character.last - len(found))
+        strings += [""] * (character.last - len(strings))
         for index, part in enumerate(character.parts, start=character.first):
-            found[index] += part
-    return found
+            strings[index] += part
+    return strings
 
 
 def characters(tokenizer: Tokenizer, ids: Iterable[int]) -> list[Unit]:
-    """The finest units that cut no character; together they are all the tokens, in order.
+    """The smallest units that split no character; together they cover all tokens, in order.
 
-    The tokens of one syllable are grouped, and a token that holds the end of one and the start of another joins both.
-    A token of many characters is one unit. DataError for an id out of range.
+    The tokens of one character are one unit; a token with the end of one and the start of another joins both. A
+    token of many characters is one unit. Raises DataError for an id out of range.
     """
     return _units([character] for character in _read(tokenizer, ids))
 
 
 def words(tokenizer: Tokenizer, ids: Iterable[int]) -> list[Unit]:
-    """Units by white space; together they are all the tokens, in order.
+    """Words, split at white space; together they cover all tokens, in order.
 
-    White space belongs to the word after it and punctuation to the word that it touches. Runs of line ends and special
-    tokens are units of their own. Words that share a token are one unit. DataError for an id out of range.
+    White space belongs to the next word and punctuation to the word that it touches. Runs of line ends and special
+    tokens are units of their own. Words that share a token are one unit. Raises DataError for an id out of range.
     """
     groups: list[list[_Character]] = []
     before = ""
@@ -81,9 +80,9 @@ def words(tokenizer: Tokenizer, ids: Iterable[int]) -> list[Unit]:
 
 
 def find_word(tokenizer: Tokenizer, ids: Iterable[int], word: str) -> Unit:
-    """The smallest run of `characters` units that holds the last occurrence of `word`, which may be any string.
+    """The smallest run of `characters` units that contains the last occurrence of `word`, which may be any string.
 
-    DataError with the nearest word of the text where it does not occur.
+    Raises DataError with the nearest word of the text if it does not occur.
     """
     if not word:
         raise DataError("the word to find is empty; give at least one character of the text")
@@ -91,8 +90,8 @@ def find_word(tokenizer: Tokenizer, ids: Iterable[int], word: str) -> Unit:
     read = _read(tokenizer, ids)
     start = "".join(c.text if c.kind == "text" else HALF_PAIR for c in read).rfind(word)
     if start < 0:
-        there = {unit.text.strip() for unit in words(tokenizer, ids)} - {""}
-        close = difflib.get_close_matches(word, sorted(there), n=SUGGESTIONS, cutoff=0)
+        in_text = {unit.text.strip() for unit in words(tokenizer, ids)} - {""}
+        close = difflib.get_close_matches(word, sorted(in_text), n=SUGGESTIONS, cutoff=0)
         raise DataError(f"{word!r} is not in the text; {nearest(word, close) if close else 'it has no words'}")
     first, last = read[start].first, read[start + len(word) - 1].last
     units = [unit for unit in _units([c] for c in read) if unit.first < last and unit.last > first]
@@ -100,10 +99,11 @@ def find_word(tokenizer: Tokenizer, ids: Iterable[int], word: str) -> Unit:
 
 
 def single_token(tokenizer: Tokenizer, text: str | int) -> int:
-    """The id of a text that is one token; an int is an id already.
+    """The id of a text that is one token; an int is returned as the id.
 
-    DataError for an id out of range, and for a text of no token or several: it shows them with their ids, which the
-    command line takes as `id:198`, and whether the text with or without a leading space would be one.
+    Raises DataError for an id out of range and for a text that is not one token. The message lists the tokens with
+    their ids, as the command line takes them (`id:198`), and says whether the text is one token with or without a
+    leading space.
     """
     if isinstance(text, int):
         tokenizer.decode_bytes([text])  # raises where there is no such id
@@ -125,11 +125,10 @@ def single_token(tokenizer: Tokenizer, text: str | int) -> int:
 
 
 def shown(text: str) -> str:
-    r"""The text as one cell of a table, nothing in it invisible.
+    r"""The text as a table cell in which every character is visible.
 
-    A space at either end is `␣`. A backslash, a line end, a tab, and whatever else cannot be printed (control
-    characters, joiners, spaces of other kinds) are escaped as Python does, `\n`. A combining mark at the start sits on
-    `◌`, or it would sit on the neighbouring cell.
+    A space at either end is `␣`. Backslashes, line ends, tabs and other unprintable characters are escaped as in
+    Python, `\n`. A combining mark at the start is placed on `◌`.
     """
     escaped = "".join(c if c.isprintable() and c != "\\" else repr(c)[1:-1] for c in text)
     visible = re.sub("^ +| +$", lambda spaces: "␣" * len(spaces[0]), escaped)
@@ -157,22 +156,22 @@ def _units(groups: Iterable[list[_Character]]) -> list[Unit]:
 
 
 def _read(tokenizer: Tokenizer, ids: Iterable[int]) -> list[_Character]:
-    """Everything that the ids hold, in order; no token is left out."""
+    """The characters, special tokens and invalid byte sequences of the ids, in order."""
     ids = list(ids)
     tokens = [tokenizer.decode_bytes([i]) for i in ids]
-    found: list[_Character] = []
+    read: list[_Character] = []
     for special, run in groupby(range(len(ids)), key=lambda index: not tokens[index]):
         if special:
             for index in run:
                 name = tokenizer.end_of_text if ids[index] == tokenizer.eot_id else f"<|{ids[index]}|>"
-                found.append(_Character("special", name, index, index + 1, [name]))
+                read.append(_Character("special", name, index, index + 1, [name]))
         else:
-            found += _decoded(tokens, list(run))
-    return found
+            read += _decoded(tokens, list(run))
+    return read
 
 
 def _decoded(tokens: list[bytes], run: list[int]) -> Iterable[_Character]:
-    """The characters and broken sequences of a run of tokens, none of them special."""
+    """The characters and invalid byte sequences of a run of tokens, none of them special."""
     data = b"".join(tokens[index] for index in run)
     owner = [index for index in run for _ in tokens[index]]  # of each byte
     start = 0
@@ -185,13 +184,13 @@ def _decoded(tokens: list[bytes], run: list[int]) -> Iterable[_Character]:
             yield _Character("text", text, first, last, parts)
         else:
             by_token = groupby(range(start, end), key=owner.__getitem__)
-            parts = ["".join(f"<{data[at]:02X}>" for at in held) for _, held in by_token]
+            parts = ["".join(f"<{data[at]:02X}>" for at in offsets) for _, offsets in by_token]
             yield _Character("broken", "".join(parts), first, last, parts)
         start = end
 
 
 def _next_character(data: bytes, start: int) -> tuple[str, int]:
-    """The character at `start` and where it ends; "" and the end of the broken bytes where there is none."""
+    """The character at `start` and where it ends; "" and the end of the invalid bytes where there is none."""
     window = data[start : start + 4]  # no character is longer
     try:
         character = window.decode()[0]

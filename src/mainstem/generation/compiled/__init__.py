@@ -1,7 +1,7 @@
-"""The compiled decoder (Numba, extra `fast`), behind one door: nothing outside imports its other modules.
+"""The compiled decoder (Numba, extra `fast`). Other packages import only this module.
 
-A model is decoded by one compiled step that reads every weight once. What the step does not support, and what has not
-been compiled on this machine yet, PyTorch decodes.
+One compiled step reads every weight once. PyTorch decodes models that the step does not support, and all models until
+it has been compiled on this machine.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ __all__ = ["CompiledDecoder", "bytes_a_step", "step_for", "store", "unsupported"
 
 
 def step_for(model: GPT) -> Callable[..., bool] | None:
-    """The compiled step for a model; None where PyTorch decodes it: it is not supported, or not compiled yet."""
+    """The compiled step for a model; None where the model is not supported, or the step not compiled yet."""
     return None if unsupported(model) is not None else store.load(weights_of(model))
 
 
 def bytes_a_step(model: GPT) -> int:
-    """The bytes of weights that the compiled step reads for one token."""
+    """The bytes of weights that the compiled step reads per token."""
     return ModelRecords(model).bytes_read

@@ -1,4 +1,4 @@
-"""The compiled decoder: a model's records, buffers and threads for the compiled step, all made once for a text."""
+"""The compiled decoder: a model's records, buffers and threads for the compiled step, created once for a text."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,18 +16,18 @@ from mainstem.generation.compiled.records import ModelRecords
 from mainstem.model.gpt import GPT
 
 WORTH_A_THREAD = 1 << 22
-"""Bytes of weights a step below which a second thread would come too late to help."""
+"""Bytes of weights per step from which several threads are used."""
 
 
 class CompiledDecoder:
-    """Reads tokens into a cache that the model has begun, and gives their logits, without an allocation.
+    """Reads tokens into a KV cache and returns their logits, without allocations.
 
     Args:
-        model: one for which `records.unsupported` is None.
+        model: a supported model (`records.unsupported` is None).
         step: the compiled function, as `step_for` returns it.
-        positions: tokens at once, at most.
-        size: of the caches, at most.
-        threads: at most so many; the result is the same for any number.
+        positions: the most tokens per step.
+        size: the largest cache size in positions.
+        threads: the most threads; the result does not depend on their number.
     """
 
     def __init__(self, model: GPT, step: Callable[..., bool], positions: int, size: int, threads: int):
@@ -54,18 +54,18 @@ class CompiledDecoder:
         work["logits"] = self._logits.data_ptr()
         self._turn = 0
         self._pool: ThreadPoolExecutor | None = None
-        self._process = 0  # whose threads the pool has
-        self._cache: KVCache | None = None  # alive as long as a thread may write there
+        self._process = 0  # the id of the process that owns the pool
+        self._cache: KVCache | None = None  # keeps the memory alive while threads write to it
 
     def read(self, ids: Sequence[Sequence[int]], cache: KVCache, padding: Sequence[int]) -> Tensor:
-        """Logits, (rows x tokens, V), of tokens that follow what the cache holds, the same number for each row.
+        """Read the next tokens of each row, equally many, and return their logits, (rows x tokens, V).
 
-        The cache is longer by them afterwards. The logits are overwritten by the next call.
+        The tokens are appended to the cache. The next call overwrites the logits.
 
         Args:
-            ids: each row's.
-            cache: of this model, in float32 on the CPU, with room for them.
-            padding: columns at each row's beginning that hold no text.
+            ids: the next ids of each row.
+            cache: the model's KV cache, float32 on the CPU, with room for the ids.
+            padding: the number of padding columns of each row.
 
         Raises RunError if one of the threads failed.
         """
@@ -85,40 +85,40 @@ class CompiledDecoder:
         return self._logits[: len(positions)]
 
     def _run(self, positions: np.ndarray) -> None:
-        """One step by all threads; those of the step before may be leaving still, and look at the other numbers."""
+        """One step by all threads. Two sets of counters alternate: threads may still be leaving the previous step."""
         self._turn = 1 - self._turn
         sync = self._sync[self._turn]
         sync[:] = 0
         self._work[0]["sync"] = sync.ctypes.data
-        given = (self._packed.like, self._packed.model, self._packed.blocks, positions, self._work.copy())
+        arguments = (self._packed.like, self._packed.model, self._packed.blocks, positions, self._work.copy())
         others: list[Future[bool]] = []
         try:
             for thread in range(1, self._threads):
-                others.append(self._workers().submit(self._part, sync, *given, thread))
-            whole = self._part(sync, *given, 0)
+                others.append(self._workers().submit(self._part, sync, *arguments, thread))
+            complete = self._part(sync, *arguments, 0)
         except BaseException:
             sync[records.ABANDONED // 8] = 1
-            wait(others)  # until nobody writes any more
+            wait(others)  # until no thread writes
             raise
-        if not whole:
+        if not complete:
             cause = next(filter(None, [other.exception() for other in others]), None)
             raise RunError(f"a thread of the compiled step failed ({cause}); generate with compiled=False") from cause
 
-    def _part(self, sync: np.ndarray, *given: Any) -> bool:
-        """One thread's share. Whatever it raises, the others do not wait for it."""
+    def _part(self, sync: np.ndarray, *arguments: Any) -> bool:
+        """One thread's share of a step. If it raises, the step is abandoned by all threads."""
         try:
-            return self._step(*given)
+            return self._step(*arguments)
         except BaseException:
             sync[records.ABANDONED // 8] = 1
             raise
 
     def _workers(self) -> ThreadPoolExecutor:
-        """The pool; a forked process has none of its parent's threads, and makes its own."""
+        """The thread pool of this process; a forked process creates its own."""
         if self._pool is None or self._process != os.getpid():
             self._pool, self._process = ThreadPoolExecutor(self._threads - 1), os.getpid()
         return self._pool
 
     def close(self) -> None:
-        """Let the threads go, when they have left the last step: its numbers are freed with this."""
+        """Stop the threads, after they have left the last step."""
         if self._pool is not None and self._process == os.getpid():
             self._pool.shutdown()

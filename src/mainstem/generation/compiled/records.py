@@ -1,7 +1,7 @@
-"""A model as the compiled step reads it: addresses and numbers in records, one a block. Nothing is copied.
+"""NumPy records of a model for the compiled step: addresses and sizes, one record per block, without copies.
 
-The records point into the model's own tensors, so a model whose weights change in place needs no new ones. A slot that
-is not used has the address 0. Addresses are int64, all else that is read through them is float32.
+The records point into the model's tensors, so they remain valid when weights change in place. An unused slot has
+address 0. Addresses are int64; data behind them is float32, except quantized matrices.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ ADDRESS = INT = np.int64
 MATRIX = np.dtype(
     [("weight", ADDRESS), ("scale", ADDRESS), ("bias", ADDRESS), ("outputs", INT), ("inputs", INT)], align=True
 )
-"""(outputs, inputs) weights, row by row; a scale a row, for int8; a bias an output."""
+"""A matrix: weights (outputs, inputs), row by row, a scale per row for int8, and a bias per output."""
 NORM = np.dtype([("kind", INT), ("gain", ADDRESS), ("bias", ADDRESS), ("eps", np.float32)], align=True)
 NO_NORM, LAYERNORM, RMSNORM = range(3)
 JOIN = np.dtype(
@@ -46,9 +46,9 @@ MODEL = np.dtype(
     ],
     align=True,
 )  # fmt: skip
-"""cos and sin: (n_ctx, d_head / 2), the rotary angles' of every position; ones: as many as the longest norm is wide."""
+"""A model. cos, sin: (n_ctx, d_head / 2), of the rotary angles of every position; ones: as wide as the widest norm."""
 POSITION = np.dtype([("id", INT), ("row", INT), ("column", INT), ("place", INT), ("first", INT)])
-"""A token, its row and column in the cache, its place in the text, and its row's first column that is no padding."""
+"""A token, its row and column in the cache, its position in the text, and the first column of its row after padding."""
 WORK = np.dtype(
     [
         ("threads", INT), ("rows", INT), ("capacity", INT), ("sync", ADDRESS), ("own", ADDRESS),
@@ -58,32 +58,32 @@ WORK = np.dtype(
     ],
     align=True,
 )  # fmt: skip
-"""Where a step works: the threads' common numbers (`sync`), what each has for itself (`own`, `scores`), what they
-share, and the cache. Rows: of the cache, among which the positions are shared out evenly."""
+"""Buffers of a step: the threads' counters (`sync`), per-thread buffers (`own`, `scores`), shared buffers, and the KV
+cache. `rows` of the cache have equally many positions each."""
 LINE = 64
-"""Bytes of the processor's cache that go together; numbers that threads write are kept that far apart."""
+"""Bytes of a cache line; counters that threads write are that far apart."""
 ARRIVED, ABANDONED, CLAIMS = 0, LINE, 2 * LINE
-"""Where in `sync` stand: how often a thread came to a meeting, whether the step is abandoned, what is taken."""
+"""Offsets in `sync`: barrier arrivals, whether the step is abandoned, and claimed pieces."""
 PHASES = 5
-"""Of a block; the head is one more."""
+"""Phases of a block; the unembedding is one more."""
 GELU, GELU_TANH, RELU, RELU2, SILU = range(5)
 ACTIVATIONS = {"gelu": GELU, "gelu_tanh": GELU_TANH, "relu": RELU, "relu2": RELU2, "swiglu": SILU, "geglu": GELU}
 STORED = {"fp32": np.float32, "bf16": np.uint16, "int8": np.int8}
-"""The type of a weight as Numba knows it; bfloat16 by its bits."""
+"""The NumPy type of stored weights; bfloat16 as its bits."""
 
 
 class ModelRecords:
-    """The records of one model, and what they point to.
+    """The records of one model; it keeps the tensors alive that they point to.
 
     Args:
-        model: one for which `unlike` is None.
+        model: a supported model (`unsupported` is None).
     """
 
     def __init__(self, model: GPT):
         config = model.config
         self.weights = weights_of(model)
         self.like = np.empty(0, STORED[self.weights])
-        self._alive: list[Tensor] = []  # what the addresses belong to
+        self._alive: list[Tensor] = []  # the tensors behind the addresses
         self.model, self.blocks = np.zeros(1, MODEL), np.zeros(len(model.blocks), BLOCK)
         whole: Any = self.model[0]
         whole["wte"] = self._matrix(model.wte)
@@ -111,7 +111,7 @@ class ModelRecords:
 
     @property
     def bytes_read(self) -> int:
-        """Of the weights that a step of one token reads: every matrix but the embedding, and the head."""
+        """Bytes of weights that a step reads for one token: every matrix except the embedding, and the unembedding."""
         width = self.like.itemsize
         matrices = [block[name] for block in self.blocks for name in ("c_attn", "attn_proj", "c_fc", "mlp_proj")]
         return width * sum(int(m["outputs"] * m["inputs"]) for m in [*matrices, self.model[0]["head"]])
@@ -127,8 +127,8 @@ class ModelRecords:
         return tensor.data_ptr()
 
     def _matrix(self, layer: Any) -> tuple:
-        narrow = isinstance(layer, Quantized)
-        stored, scale = (layer.matrix.stored, layer.matrix.scale) if narrow else (layer.weight, None)
+        quantized = isinstance(layer, Quantized)
+        stored, scale = (layer.matrix.stored, layer.matrix.scale) if quantized else (layer.weight, None)
         return self._address(stored), self._address(scale), self._address(getattr(layer, "bias", None)), *stored.shape
 
     def _norm(self, norm: Any) -> tuple:
@@ -148,15 +148,15 @@ _PLAIN = {nn.Embedding, nn.Linear, nn.Identity, nn.Dropout, nn.ModuleList}
 
 
 def unsupported(model: GPT) -> str | None:
-    """The first thing about a model that the compiled step does not know; None if it can be records.
+    """The first feature of a model that the compiled step does not support; None if it supports the model.
 
-    It knows all that GPT builds, in float32 on the CPU. A subclass, a hook or a method put in another's place may
-    compute something else, and so may blocks that were taken out or added.
+    It supports every GPT in float32 on the CPU. Subclasses, hooks, replaced methods, and blocks that were removed or
+    added may compute something else and are not supported.
     """
     if type(model) is not GPT:
         return f"{type(model).__name__} is not GPT itself"
     if len(model.blocks) != model.config.n_layer:
-        return f"{len(model.blocks)} blocks are there, and n_layer is {model.config.n_layer}"
+        return f"the model has {len(model.blocks)} blocks, and `n_layer` is {model.config.n_layer}"
     every = nn.modules.module
     if every._global_forward_hooks or every._global_forward_pre_hooks:
         return "every module has a hook"
@@ -170,7 +170,7 @@ def unsupported(model: GPT) -> str | None:
                 return f"{name or 'the model'} has a {own} of its own"
     stored = DTYPES.get(weights_of(model), torch.float32)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        wanted = stored if name.endswith(".stored") else torch.float32
-        if tensor.dtype != wanted or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        expected = stored if name.endswith(".stored") else torch.float32
+        if tensor.dtype != expected or tensor.device.type != "cpu" or not tensor.is_contiguous():
             return f"{name} is {tensor.dtype} on {tensor.device}"
     return None

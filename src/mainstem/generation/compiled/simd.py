@@ -1,11 +1,10 @@
-"""Inner products of stored weights and activations, as Numba sees them: code that LLVM is given lane by lane.
+"""Inner products of stored weights and activations, as Numba intrinsics in LLVM vector code.
 
-A product of a row of weights and a vector is LANES sums of every LANES-th term, each in the order of the terms; the
-sums are added in halves, and the terms that are left at the end one by one. That order is the same in every tile below,
-so a position has the same product, to the bit, alone and beside others. No flag lets the compiler change it, and what
-is not finite stays so.
+The product of a row of weights and a vector is LANES partial sums, each over every LANES-th term in order; these are
+added pairwise, and then the remaining terms one by one. The order is the same in every tile below, so the product of a
+position is bit-identical in any batch. No flag lets the compiler reorder it, and non-finite values stay non-finite.
 
-A weight is widened to float32 where it is used: bfloat16 by a shift, int8 by conversion. Needs Numba (extra `fast`).
+A weight is converted to float32 where it is used: bfloat16 by a shift, int8 by conversion. Needs Numba (extra `fast`).
 """
 
 from typing import Any
@@ -20,7 +19,7 @@ from mainstem.model.kernels.arithmetic import fused
 
 LANES = 16
 WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
-"""Whether the machine holds 16 sums of LANES in its registers; else 4."""
+"""Whether the registers hold 16 sums of LANES; else 4."""
 
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _STORED = {types.float32: _F32, types.uint16: _I16, types.int8: _I8}  # float32, bfloat16 by its bits, int8
@@ -30,8 +29,8 @@ def product(rows: int, positions: int) -> Any:
     """A function (like, w, w_step, x, x_step, out, out_step, n, ahead) that fills a tile of products.
 
     The product of row r and position p goes to out + 4 r + p out_step. `like` is an array of the type in which weights
-    are stored; the rest are addresses or bytes, but n, the length of a row. Meanwhile n weights at `ahead` are called
-    into the cache; nothing is read there, and nothing has to be.
+    are stored; the rest are addresses or bytes, but n, the length of a row. Meanwhile n weights at `ahead` are
+    prefetched into the CPU's cache; the address need not be valid.
     """
 
     @intrinsic
@@ -53,7 +52,7 @@ def product(rows: int, positions: int) -> Any:
 
 @intrinsic
 def inner(typing, x, y, n):
-    """The product of n float32 at x with n at y."""
+    """The inner product of n float32 at address x with n at y."""
 
     def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
         x, y, n = arguments
@@ -70,7 +69,7 @@ def _products(
     n: ir.Value,
     ahead: ir.Value | None = None,
 ) -> list[ir.Value]:
-    """Of every row at `ws` with every vector at `xs`, in the order of rows, then vectors."""
+    """The inner products of every row at `ws` with every vector at `xs`, in the order of rows, then vectors."""
     size, whole = _I64(_bytes(stored)), builder.and_(n, _I64(-LANES))
 
     def add_terms(k: ir.Value, lanes: int, sums: list[ir.Value]) -> None:
@@ -86,7 +85,7 @@ def _products(
         builder.store(nothing, total)
     with cgutils.for_range_slice(builder, _I64(0), whole, _I64(LANES)) as (k, _):
         if ahead is not None:
-            _call_into_cache(builder, builder.add(ahead, builder.mul(k, size)))
+            _prefetch(builder, builder.add(ahead, builder.mul(k, size)))
         add_terms(k, LANES, totals)
     sums = [cgutils.alloca_once(builder, _F32) for _ in totals]
     for value, total in zip(_halved(builder, [builder.load(total) for total in totals]), sums, strict=True):
@@ -101,7 +100,7 @@ def _bytes(stored: ir.Type) -> int:
 
 
 def _widened(builder: ir.IRBuilder, stored: ir.Type, address: ir.Value, lanes: int) -> ir.Value:
-    """The weights at an address as float32, `lanes` of them or one."""
+    """The stored weights at an address, `lanes` of them or one, as float32."""
 
     def of(kind: ir.Type) -> ir.Type:
         return kind if lanes == 1 else ir.VectorType(kind, lanes)
@@ -115,7 +114,7 @@ def _widened(builder: ir.IRBuilder, stored: ir.Type, address: ir.Value, lanes: i
     return value
 
 
-def _call_into_cache(builder: ir.IRBuilder, address: ir.Value) -> None:
+def _prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
     pointer = _I8.as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -123,9 +122,9 @@ def _call_into_cache(builder: ir.IRBuilder, address: ir.Value) -> None:
 
 
 def _halved(builder: ir.IRBuilder, vectors: list[ir.Value]) -> list[ir.Value]:
-    """The sum of each vector's lanes: halves are added, then theirs, down to one.
+    """The sum of each vector's lanes, by adding halves down to one lane.
 
-    Two vectors are joined before their halves are added, which is the same sum of each in half the steps.
+    Two vectors are joined before their halves are added: the same sums in half the steps.
     """
 
     def lanes(one: ir.Value, other: ir.Value, chosen: list[int]) -> ir.Value:
@@ -145,7 +144,7 @@ def _halved(builder: ir.IRBuilder, vectors: list[ir.Value]) -> list[ir.Value]:
 
 @intrinsic
 def widened(typing, like, address):
-    """(like, address) -> the stored weight there, as float32."""
+    """The stored weight at an address, as float32; `like` is an array of the stored type."""
 
     def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
         return _widened(builder, _STORED[like.dtype], arguments[1], 1)

@@ -1,9 +1,8 @@
-"""One compiled step: some positions' tokens in, their logits out, every weight read once. Needs Numba (extra `fast`).
+"""The compiled step: from tokens to logits, reading every weight once. Needs Numba (extra `fast`).
 
-All threads run `step` together. What is long, the products and the heads of attention, they share by claiming pieces;
-what is short, norms and the stream itself, each does for itself, so that they wait for each other five times a block.
-A result depends neither on who computed it, nor on how many threads there are, nor on the positions beside it: reading
-one token of many rows, or many tokens of one, gives each position the bits that it has alone.
+All threads run `step` together. They share products and attention heads by claiming pieces; each computes norms and the
+stream for itself, so there are five barriers per block. The result is bit-identical for any number of threads and for
+any other positions in the same step: one token of many rows, or many tokens of one.
 """
 
 import math
@@ -17,13 +16,13 @@ from mainstem.model.kernels.address import add_to, floats, seen_at
 from mainstem.model.kernels.arithmetic import exp, gelu_tanh, logistic
 
 WAITS = 4000
-"""Looks at a number that another thread will change, before the processor is offered to others."""
+"""Polls of a counter before the thread yields the processor."""
 PAGE = 4096
-"""Bytes; where the processor's own foresight ends, so a single row calls for what is that far ahead."""
+"""Bytes of a page, at which hardware prefetching ends: a single row prefetches that far ahead."""
 SHORT = 4
-"""Short pieces a thread, at most, of what is shared out."""
+"""The most short pieces per thread."""
 ROWS, POSITIONS = (4, 4) if simd.WIDE else (2, 2)
-"""Of a tile: as many sums as the registers hold."""
+"""Rows and positions of a tile: as many sums as the registers hold."""
 
 _one, _column, _pair = simd.product(1, 1), simd.product(ROWS, 1), simd.product(ROWS, 2)
 _tile = simd.product(ROWS, POSITIONS)
@@ -33,16 +32,16 @@ _compiled = njit(nogil=True, error_model="numpy")
 
 @_compiled
 def step(like, model, blocks, positions, works, thread):
-    """Read the tokens of `positions`, leave their keys and values in the cache and their logits in `logits`.
+    """Read the tokens of `positions`, store their keys and values in the cache and their logits in `logits`.
 
     Args:
         like: an array of the type in which weights are stored.
         model, blocks: the records of `ModelRecords`.
         positions: (P,) records, those of one row together and in order.
-        works: one record, where to work.
-        thread: which of the threads this is; all of them must come.
+        works: one WORK record, the buffers.
+        thread: the index of this thread; all threads must call it.
 
-    Returns whether it was not abandoned.
+    Returns whether the step was completed, not abandoned.
     """
     m, work = model[0], works[0]
     P, C, W = len(positions), m.wte.inputs, m.n_head * m.d_head
@@ -81,7 +80,7 @@ def step(like, model, blocks, positions, works, thread):
 
 @_compiled
 def _meet(work, count):
-    """Wait until every thread has come here, the count-th time. False if the step was abandoned."""
+    """A barrier: wait until every thread has arrived `count` times. Returns False if the step was abandoned."""
     if work.threads == 1:
         return True
     add_to(work.sync + records.ARRIVED, 1)
@@ -97,16 +96,15 @@ def _meet(work, count):
 
 @_compiled
 def _claim(work, phase):
-    """The number of the next piece of a phase, 0 for the first thread that asks."""
+    """Claim the next piece of a phase; returns its index, from 0."""
     return add_to(work.sync + records.CLAIMS + records.LINE * phase, 1)
 
 
 @_compiled
 def _piece(work, number, count):
-    """The rows that a piece of `count` rows has, first and last; none (first = count) after the last piece.
+    """The first and last row of a piece of `count` rows; first = count after the last piece.
 
-    Three quarters are one long piece for each thread, which is read at full speed; the rest are short ones, so that
-    all end together however fast each is.
+    Three quarters of the rows are one long piece per thread; the rest are short pieces, which balance the threads.
     """
     long = count * 3 // (4 * work.threads) // ROWS * ROWS
     if number < work.threads:
@@ -119,7 +117,7 @@ def _piece(work, number, count):
 
 @_compiled
 def _times(like, work, phase, matrix, x, x_step, out, out_step, P):
-    """matrix x + bias at P positions; the threads claim rows of the matrix."""
+    """Compute matrix x + bias at P positions; the threads claim rows of the matrix."""
     first, last = _piece(work, _claim(work, phase), matrix.outputs)
     while first < matrix.outputs:
         _rows(like, matrix, first, last, x, x_step, out + 4 * first, out_step, P)
@@ -128,7 +126,7 @@ def _times(like, work, phase, matrix, x, x_step, out, out_step, P):
 
 @_compiled
 def _rows(like, matrix, first, last, x, x_step, out, out_step, P):
-    """Rows first to last of matrix x + bias, their results at `out`; the weights after them are called meanwhile."""
+    """Compute rows first to last of matrix x + bias into `out`; the weights after them are prefetched."""
     n, w_step, count = matrix.inputs, matrix.inputs * like.itemsize, last - first
     w, r = matrix.weight + first * w_step, 0
     while P > 1 and r + ROWS <= count:
@@ -163,7 +161,7 @@ def _rows(like, matrix, first, last, x, x_step, out, out_step, P):
 
 @_compiled
 def _embed(like, m, positions, stream):
-    """Token and position of each, at `stream`."""
+    """Write the sum of token and position embeddings to `stream`."""
     C = m.wte.inputs
     for p in range(len(positions)):
         at = positions[p]
@@ -182,7 +180,7 @@ def _embed(like, m, positions, stream):
 
 @_compiled
 def _normalise(norm, ones, source, target, n):
-    """The norm of n float32 at `source`, put at `target`, which may be the same place; without a norm, a copy."""
+    """Write the norm of n float32 at `source` to `target`, which may be the same; without a norm, a copy."""
     x, y, mean = floats(source, n), floats(target, n), np.float32(0.0)
     if norm.kind == records.LAYERNORM:
         mean = simd.inner(source, ones, n) / np.float32(n)
@@ -201,7 +199,7 @@ def _normalise(norm, ones, source, target, n):
 
 @_compiled
 def _read(join, m, stream, reads, P):
-    """What a branch reads of the stream: damp * ln_in(x)."""
+    """Compute the input of a branch, damp * ln_in(x)."""
     C = m.wte.inputs
     for p in range(P):
         _normalise(join.ln_in, m.ones, stream + 4 * C * p, reads + 4 * C * p, C)
@@ -213,7 +211,7 @@ def _read(join, m, stream, reads, P):
 
 @_compiled
 def _add(join, m, written, stream, spare, P):
-    """What a branch returned joins the stream: ln_add(skip * x + gain * ln_out(f))."""
+    """Add a branch's output to the stream: ln_add(skip * x + gain * ln_out(f))."""
     C = m.wte.inputs
     for p in range(P):
         x, write = floats(stream + 4 * C * p, C), floats(spare + 4 * C * p, C)
@@ -233,7 +231,7 @@ def _add(join, m, written, stream, spare, P):
 
 @_compiled
 def _feed(like, m, work, phase, matrix, reads, P):
-    """The MLP as far as its hidden layer, with what the threads have claimed of it: act(W x), gated act(gate) * up."""
+    """Compute the MLP's hidden layer, act(W x), or gated act(gate) * up; the threads claim its rows."""
     M, C = m.d_mlp, m.wte.inputs
     first, last = _piece(work, _claim(work, phase), M)
     while first < M:
@@ -252,7 +250,7 @@ def _feed(like, m, work, phase, matrix, reads, P):
 
 @_compiled
 def _attend(m, block, positions, work, phase, index, thread):
-    """Every head of every row, with its positions in their order; the threads claim heads."""
+    """Compute attention for every head of every row, position by position; the threads claim heads."""
     each, D, W = len(positions) // work.rows, m.d_head, m.n_head * m.d_head
     task = _claim(work, phase)
     while task < work.rows * m.n_head:
@@ -264,9 +262,9 @@ def _attend(m, block, positions, work, phase, index, thread):
             keys, values = work.keys + place, work.values + place
             _enter(block.q_norm, m, at.place, q, q)
             _enter(block.k_norm, m, at.place, q + 4 * W, keys + 4 * D * at.column)
-            value, kept = floats(q + 8 * W, D), floats(values + 4 * D * at.column, D)
+            value, cached = floats(q + 8 * W, D), floats(values + 4 * D * at.column, D)
             for i in range(D):
-                kept[i] = value[i]
+                cached[i] = value[i]
             start = 4 * D * at.first
             scores = floats(work.scores + thread * work.scores_bytes, at.column - at.first + 1)
             _mix(D, block.attn_scale, q, keys + start, values + start, scores, work.z + 4 * (W * p + head * D))
@@ -275,7 +273,7 @@ def _attend(m, block, positions, work, phase, index, thread):
 
 @_compiled
 def _enter(norm, m, place, source, target):
-    """A query or a key as it enters the product: normed, and turned by its position's angles."""
+    """Write a query or key after QK-norm and rotation to `target`."""
     D = m.d_head
     _normalise(norm, m.ones, source, target, D)
     if m.cos != 0:
@@ -288,7 +286,7 @@ def _enter(norm, m, place, source, target):
 
 @_compiled
 def _mix(D, scale, q, keys, values, scores, z):
-    """softmax(scale q k) v over as many positions as there are scores, at z."""
+    """Write softmax(scale q k) v, over as many positions as there are scores, to z."""
     count, j, at = len(scores), 0, scores.ctypes.data
     while j + ROWS <= count:
         _column(scores, keys + 4 * D * j, 4 * D, q, 0, at + 4 * j, 0, D, keys + 4 * D * (j + ROWS))
@@ -315,7 +313,7 @@ def _mix(D, scale, q, keys, values, scores, z):
 
 @_compiled
 def _activate(kind, x):
-    """The activation of every value, in its place."""
+    """Apply the activation to every value in place."""
     if kind == records.GELU_TANH:
         for i in range(len(x)):
             x[i] = gelu_tanh(x[i])

@@ -1,8 +1,8 @@
-"""The compiled step on disk: made once by a process of its own, then loaded in a moment.
+"""The compiled step on disk: compiled once by a background process, then loaded.
 
-Compiling takes many seconds, so no text waits for it: `load` only loads what lies whole in the user's cache folder, and
-`start` has it made for the next time. The folder's name is a hash of what it was made from, so another version,
-interpreter or processor has another.
+Compiling takes many seconds, so generation does not wait for it: `load` loads a complete folder from the user's cache,
+and `start` compiles one in the background for the next time. The folder's name is a hash of sources, versions and
+processor.
 """
 
 import contextlib
@@ -31,17 +31,17 @@ SOURCES = (
     "generation/compiled/step", "generation/compiled/simd", "generation/compiled/records", "model/kernels/address",
     "model/kernels/arithmetic",
 )  # fmt: skip
-"""The files that the compiled step is made from."""
+"""The source files of the compiled step."""
 SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX")
-"""Environment variables by which Numba compiles for another processor than this one."""
+"""Environment variables that set the processor for which Numba compiles."""
 READY = "ready.json"
-"""Lists what Numba wrote below the folder, with its sha256."""
+"""The file that lists Numba's files in the folder, with their sha256."""
 
 
 def base() -> Path:
-    """Where compiled code is kept: below NUMBA_CACHE_DIR if that is set, else in the user's cache folder.
+    """The folder of compiled code: below NUMBA_CACHE_DIR if that is set, else in the user's cache folder.
 
-    Raises RuntimeError without a home.
+    Raises RuntimeError without a home folder.
     """
     if own := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(own) / "mainstem"
@@ -49,7 +49,7 @@ def base() -> Path:
 
 
 def folder() -> Path | None:
-    """The folder of this version on this machine; None without Numba, without a home, and without the sources."""
+    """The folder of this version on this machine; None without Numba, a home folder or the sources."""
     try:
         versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite", "numpy")]
         llvm = importlib.import_module("llvmlite.binding")
@@ -59,18 +59,18 @@ def folder() -> Path | None:
         settings = [f"{name}={os.environ.get(name)}" for name in SETTINGS]
         facts = [*versions, *cpu, *settings, sys.version, *sources]
         return base() / f"kernels-{hashlib.sha256(''.join(facts).encode()).hexdigest()[:16]}"
-    except Exception:  # whatever is missing or broken, texts are generated without it
+    except Exception:  # whatever the cause, PyTorch generates without it
         return None
 
 
 def ready() -> bool:
-    """Whether the compiled step lies there whole."""
+    """Whether the compiled step is on disk, complete and valid."""
     path = folder()
     return path is not None and _verified(path)
 
 
 def _verified(path: Path) -> bool:
-    with contextlib.suppress(Exception):  # whatever is wrong with it, it is made again
+    with contextlib.suppress(Exception):  # whatever the cause, it is compiled again
         if atomic.fault(path) is None:
             files = atomic.read_json(path / READY)
             return bool(files) and all(atomic.sha256(path / name) == sha for name, sha in files.items())
@@ -79,18 +79,18 @@ def _verified(path: Path) -> bool:
 
 @functools.cache
 def load(weights: Weights) -> Callable[..., bool] | None:
-    """The compiled step for weights that are stored so; None if it is not there, whatever the reason."""
+    """The compiled step for weights of this storage; None if it is not available, whatever the reason."""
     path = folder()
     if path is None or not _verified(path):
         return None
     try:
         return _compile(path, (weights,))
-    except Exception:  # of Numba, which only makes texts faster
+    except Exception:  # an error of Numba; PyTorch generates without it
         return None
 
 
 def _compile(into: Path, every: tuple[Weights, ...]) -> Callable[..., bool]:
-    """The step, compiled for each kind of weights, or taken from the folder if it is there."""
+    """The step, compiled for each storage of weights, or loaded from the folder."""
     numba = importlib.import_module("numba")
     step = importlib.import_module("mainstem.generation.compiled.step")
     with _numba_writes_to(numba, into):
@@ -100,13 +100,13 @@ def _compile(into: Path, every: tuple[Weights, ...]) -> Callable[..., bool]:
         likes: list[Any] = [np.zeros(1, records.STORED[weights])]
         likes += [np.zeros(1, record) for record in (records.MODEL, records.BLOCK, records.POSITION, records.WORK)]
         step.step.compile((*map(numba.typeof, likes), numba.int64))
-    step.step.disable_compile()  # no call waits for a compiler: one that fits nothing here raises
+    step.step.disable_compile()  # a call with other types raises instead of compiling
     return step.step
 
 
 @contextlib.contextmanager
 def _numba_writes_to(numba: Any, path: Path) -> Iterator[None]:
-    """Numba's cache folder for the functions that are given one here; after it, as it was."""
+    """Set Numba's cache folder within the `with` block."""
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(path)
     try:
         yield
@@ -115,10 +115,10 @@ def _numba_writes_to(numba: Any, path: Path) -> Iterator[None]:
 
 
 def build(patience: float = 0) -> bool:
-    """Compile everything into the folder, which takes many seconds. Returns whether it lies there whole afterwards.
+    """Compile the step into the folder, which takes many seconds. Returns whether the folder is complete afterwards.
 
-    It does not without Numba, nor while another process compiles for longer than `patience` seconds. Raises RunError if
-    compiling fails, and leaves a file that says so.
+    It is not without Numba, nor where another process compiles for longer than `patience` seconds. Raises RunError if
+    compiling fails, and writes a file with the reason.
     """
     path = folder()
     if path is None:
@@ -135,8 +135,8 @@ def build(patience: float = 0) -> bool:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         with contextlib.suppress(OSError):
             _failure(path).write_text(reason, encoding="utf-8")
-        fix = f"see that numba fits numpy, and that {path.parent} can be written to and has room"
-        raise RunError(f"the compiled decoder could not be made ({reason}); {fix}") from error
+        fix = f"check that numba fits numpy, and that {path.parent} is writable and has space"
+        raise RunError(f"the compiled decoder could not be built ({reason}); {fix}") from error
 
 
 def _build(path: Path) -> None:
@@ -150,12 +150,12 @@ def _build(path: Path) -> None:
 
 
 def _failure(path: Path) -> Path:
-    """The file that says why the folder could not be made."""
+    """The file with the reason why compiling failed."""
     return path.with_suffix(".failed")
 
 
 def _lock(path: Path) -> FileLock:
-    """Held by the process that makes the folder; the system releases it when that process ends, however it ends."""
+    """The lock of the process that compiles; the system releases it when the process ends."""
     return FileLock(path.with_suffix(".lock"))
 
 
@@ -174,20 +174,20 @@ def underway() -> bool:
 
 
 def failure() -> str | None:
-    """Why compiling failed before, and what to do to have it tried again; None if it did not."""
+    """Why compiling failed before, and how to try again; None if it did not."""
     path = folder()
     with contextlib.suppress(OSError, ValueError):
         if path is not None:
             reason = _failure(path).read_text(encoding="utf-8") or "the reason could not be written"
-            return f"{reason}; mainstem compile tries it again"
+            return f"{reason}; mainstem compile tries again"
     return None
 
 
 def start() -> bool:
-    """Have the step compiled by another process, which outlives this one. Returns whether it was started.
+    """Start a background process that compiles the step and outlives this one. Returns whether it was started.
 
-    It is not where the folder cannot be written to, nor where compiling has failed before. The process imports nothing
-    from the current folder: it does not look there (-P), and works in the cache folder. Never raises.
+    It is not started where the folder is not writable or compiling has failed before. The process imports nothing from
+    the current folder (-P) and runs in the cache folder. Never raises.
     """
     with contextlib.suppress(Exception):
         path = folder()
@@ -203,9 +203,9 @@ def start() -> bool:
 
 
 def remove() -> list[Path]:
-    """Remove compiled code of every version, and marks of failure. Returns the folders that were removed.
+    """Remove compiled code of every version, and failure files. Returns the folders that were removed.
 
-    What a process is compiling stays.
+    A folder that a process is compiling stays.
     """
     removed = []
     for path in sorted(base().glob("kernels-*")):
