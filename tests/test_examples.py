@@ -18,7 +18,8 @@ def run(name, *words):
 
 
 EXAMPLES_RUN = {
-    "ablate_and_patch", "attribution", "export", "hugging_face", "own_loop", "same_sentence", "steer", "sublayer"
+    "ablate_and_patch", "attribution", "export", "hugging_face", "own_loop", "same_sentence", "steer", "sublayer",
+    "train",
 }  # fmt: skip
 
 
@@ -30,6 +31,15 @@ def lines(name, *words):
 
 def test_every_example_has_a_test():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == EXAMPLES_RUN
+
+
+def test_train(text):
+    """The loss falls, and the result says what it came to."""
+    shown = lines("train", text)
+    losses = [float(line.split()[3]) for line in shown if line.startswith("step ")]
+    assert losses[-1] < losses[0] - 0.5
+    assert any(line.startswith("TrainResult(40 steps, ") for line in shown)
+    assert shown[-1].startswith("'the ")
 
 
 def test_same_sentence(trained):

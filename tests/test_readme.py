@@ -67,8 +67,8 @@ def test_the_pages_show_the_same_commands():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_python_runs(page, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("ROMEO: O, she doth teach the torches to burn bright!\n" * 80, encoding="utf-8")
+    text = tmp_path / "my.txt"
+    text.write_text("ROMEO: O, she doth teach the torches to burn bright!\n" * 200, encoding="utf-8")
     line = ["train", str(tmp_path / "runs/demo"), "--preset", "tiny", "--data", str(text), "--steps", "2", "--json"]
     assert main([*line, "--model.n-ctx", "16", "--batch-size", "2"]) == 0
     (block,) = blocks(page, "python")
