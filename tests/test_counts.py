@@ -94,7 +94,7 @@ def test_floating_point_operations_are_those_pytorch_counts(config):
     """One window of n_ctx tokens. PyTorch counts every pair of positions, ours those that a causal mask leaves."""
     model, ids = GPT(config), tokens(config, rows=1)
     config = model.config
-    plain = Change({f"blocks.{i}.attn.pattern": lambda pattern: pattern for i in range(config.n_layer)})
+    plain = Change({f"blocks.{i}.attn.pattern": lambda pattern: pattern.clone() for i in range(config.n_layer)})
     with FlopCounterMode(display=False) as counter:
         model(ids, tap=plain)
     T = config.n_ctx

@@ -19,8 +19,10 @@ PAGES = ("README.md", "README.ko.md")
 
 
 def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a language; "" is that of blocks without one."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [code for name, code in fenced if name == language]
 
 
 def commands(page: str) -> list[list[str]]:

@@ -75,11 +75,7 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config):
-    """The architecture of a GPT: its shape, its residual connections, and its layers.
-
-    >>> ModelConfig(n_layer=2, residual="sandwich").resolved().d_mlp
-    512
-    """
+    """The architecture of a GPT: its shape, its residual connections, and its layers."""
 
     vocab_size: int = 512
     """Vocabulary size; replaced by the tokenizer's size where there is a tokenizer."""
@@ -184,10 +180,7 @@ DROPOUTS = ("embd_dropout", "attn_dropout", "attn_out_dropout", "mlp_dropout", "
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Config):
-    """Training settings: steps, batches, learning rates, schedule, evaluation and checkpoints.
-
-    >>> TrainConfig(steps=200, batch_size=8, lr=3e-3)
-    """
+    """Training settings: steps, batches, learning rates, schedule, evaluation and checkpoints."""
 
     steps: int = 1000
     """Optimizer steps."""

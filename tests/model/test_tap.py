@@ -49,11 +49,11 @@ def test_lens_at_the_last_point_is_the_logits(config):
 def test_a_pattern_written_back_gives_the_fused_product(config):
     """The plain path, softmax(q k^T) v, and PyTorch's fused one agree; in float32, one product of theirs."""
     model, ids = build(config), tokens(config)
-    unchanged = Change({f"blocks.{i}.attn.pattern": lambda pattern: pattern for i in range(config.n_layer)})
+    unchanged = Change({f"blocks.{i}.attn.pattern": lambda pattern: pattern.clone() for i in range(config.n_layer)})
     assert error(model(ids, tap=unchanged), model(ids)) < 1e-12
 
     single, plain = build(config, torch.float32), {}
-    keep = {"blocks.0.attn.pattern": lambda p: p, "blocks.0.attn.z": lambda z: plain.setdefault("z", z)}
+    keep = {"blocks.0.attn.pattern": lambda p: p.clone(), "blocks.0.attn.z": lambda z: plain.setdefault("z", z)}
     single(ids, tap=Change(keep))
     assert error(plain["z"], record(single, ids)["blocks.0.attn.z"]) < 1e-6
 
