@@ -353,7 +353,7 @@ def test_a_disk_that_fills_at_a_save_keeps_the_checkpoint_before(small, tmp_path
         real(tensors, path)
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(TrainingFailed, match="step-00000005: no room"):
+    with pytest.raises(TrainingFailed, match="step-00000005: no space left"):
         finish(training(tmp_path / "run", small))
     run = RunFolder(tmp_path / "run")
     assert [path.name for path in run.checkpoints.iterdir()] == ["step-00000004"]
