@@ -33,7 +33,7 @@ PRESETS: dict[str, Preset] = {
         ),
         Preset(
             "swift",
-            "nanoGPT's loss on a CPU, a good deal sooner; for characters",
+            "nanoGPT's loss on a CPU in less time; for character tokenizers",
             ModelConfig(
                 n_ctx=64,
                 n_layer=2,
