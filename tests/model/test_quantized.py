@@ -154,7 +154,7 @@ def test_it_is_not_trained(weights):
     model = quantize(source, weights)
     assert source.training
     assert not any(module.training for module in model.modules())
-    with pytest.raises(ConfigError, match=f"{weights} weights cannot be trained; take the model"):
+    with pytest.raises(ConfigError, match=f"{weights} weights cannot be trained; use the model"):
         model.train()
     with pytest.raises((AttributeError, KeyError)):
         model.lm_head.weight = nn.Parameter(torch.zeros(11, 12))
@@ -170,7 +170,7 @@ def test_nonsense_is_refused():
     with torch.no_grad():
         model.blocks[1].attn.c_proj.weight[2, 1] = float("nan")
     for weights in ("bf16", "int8"):
-        with pytest.raises(ConfigError, match=rf"blocks\.1\.attn\.c_proj has weights that {weights} cannot hold"):
+        with pytest.raises(ConfigError, match=rf"blocks\.1\.attn\.c_proj has weights that {weights} cannot represent"):
             quantize(model, weights)
 
 

@@ -1,4 +1,4 @@
-"""The attention branch: the only one that carries information from position to position."""
+"""Causal multi-head attention, the only branch that moves information between positions."""
 
 from typing import NamedTuple, Protocol
 
@@ -16,22 +16,22 @@ class KV(Protocol):
     """One block's entry of a KV cache: keys and values of earlier positions."""
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the new ones, (B, H, T, D), and return all so far, (B, H, T so far, D)."""
+        """Store new keys and values, (B, H, T, D), and return all of them, (B, H, cached + T, D)."""
         ...
 
 
 class View(NamedTuple):
-    """What the queries of one forward pass may see; the same for every block."""
+    """The mask and rotation of one forward pass, the same for every block."""
 
     mask: Tensor | None = None
     """(B or 1, 1, T query, T key), true where a query reads a key; None with `causal` or a single query."""
     causal: bool = True
-    """Whether the mask is the plain causal one."""
+    """Whether the mask is the causal one, without padding or a cache."""
     rotation: tuple[Tensor, Tensor] | None = None
     """Cosines and sines of the rotary angles, each (B or 1, T, 1, D / 2)."""
 
     def mask_for(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        """The mask in full, whichever way it is given."""
+        """The mask as a tensor, (B or 1, 1, queries, keys) or (queries, keys), true where a query reads a key."""
         if self.mask is not None:
             return self.mask
         return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
@@ -49,24 +49,24 @@ def rotation(positions: Tensor, d_head: int, base: float, dtype: torch.dtype) ->
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of x, (B, T, H, D), by its angle."""
+    """Rotate each pair (i, i + D/2) of x, (B, T, H, D), by its angle."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Causal multi-head attention, its product by PyTorch's fused kernel.
+    """Causal multi-head attention with PyTorch's fused kernel.
 
-    H heads of D channels. The weights are offered by head, as row vectors meet them, x @ W; all of these are views:
+    H heads of D channels. The weights by head, for row vectors x @ W, are views:
 
         W_Q, W_K, W_V   (H, C, D)     b_Q, b_K, b_V   (H, D), or None without biases
         W_O             (H, D, C)     c_proj.bias     (C,)
 
-    How they are laid out in `c_attn` (GPT-2's name: the rows of q, then k, then v) is known here alone.
+    Only this class knows their layout in `c_attn` (named as in GPT-2: the rows of q, then k, then v).
 
     Args:
-        config: a resolved one.
-        index: the place of its block when it was built, from 0; it sets the scale, which the module keeps.
+        config: a resolved config.
+        index: the index of the block, from 0; with `attn_scale_by_depth` it sets the scale.
     """
 
     def __init__(self, config: ModelConfig, index: int = 0):
@@ -106,7 +106,7 @@ class Attention(nn.Module):
 
     @property
     def W_O(self) -> Tensor:
-        """The output projection by head, (H, D, C): the write is the sum of z[h] @ W_O[h], and `c_proj.bias`."""
+        """The output projection by head, (H, D, C): the output is the sum of z[h] @ W_O[h], plus `c_proj.bias`."""
         return self._by_head(self.c_proj.weight.T, 0)
 
     @property
@@ -121,7 +121,7 @@ class Attention(nn.Module):
 
     @property
     def b_V(self) -> Tensor | None:
-        """The values' bias, (H, D). A pattern's row sums to 1, so each z holds it whole, whatever is attended to."""
+        """The values' bias, (H, D). Attention weights sum to 1, so it is added to every z as it is."""
         return self._bias(2)
 
     def _by_head(self, x: Tensor, dim: int) -> Tensor:
@@ -135,7 +135,7 @@ class Attention(nn.Module):
         return None if bias is None else self._by_head(bias.split(self.rows)[part], 0)
 
     def init_weights(self, init: Initialiser, name: str) -> None:
-        """Draw q, k, v and the output projection, each with its own fans; `name` is the module's."""
+        """Draw q, k, v and the output projection, each with its own fan-in and fan-out; `name` is the module's."""
         parts = zip("qkv", self.c_attn.weight.split(self.rows), (1.0, 1.0, init.branch), strict=True)
         for part, weight, gain in parts:
             init.matrix(f"{name}.c_attn.weight.{part}", weight, gain)
@@ -144,7 +144,7 @@ class Attention(nn.Module):
         init.zero(self.c_proj.bias)
 
     def forward(self, x: Tensor, view: View = CAUSAL, kv: KV | None = None, tap: Tap | None = None) -> Tensor:
-        """(B, T, C) -> (B, T, C). With a cache entry the queries also see the keys that it holds."""
+        """The output of attention, (B, T, C) -> (B, T, C). With a KV cache entry, queries also read its keys."""
         q, k, v = self.qkv(x)  # (B, T, H, D)
         q, k = self.q_norm(q), self.k_norm(k)
         if view.rotation is not None:
@@ -157,7 +157,7 @@ class Attention(nn.Module):
         return self.c_proj(touch(tap, "attn.z", z).flatten(-2))
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, view: View, tap: Tap | None) -> Tensor:
-        """softmax(q k^T) v, (B, H, T, D). A pattern that is only looked at is computed beside the fused kernel."""
+        """softmax(scale q k^T) v, (B, H, T, D). A pattern that a tap only reads is computed beside the fused kernel."""
         dropout = self.dropout if self.training else 0.0
         pattern = replaced(tap, "attn.pattern", lambda: self._pattern(q, k, view))
         if pattern is not None:

@@ -1,4 +1,4 @@
-"""A block: attention, then an MLP, each joined to the stream."""
+"""A block: attention, then an MLP, each joined to the residual stream."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from mainstem.model.tap import Tap, touch
 
 
 class Site(NamedTuple):
-    """One join where it stands in a stack, with the branch inside it."""
+    """One join of a model, with its branch, its block and its points."""
 
     block: int
     kind: str
@@ -26,17 +26,17 @@ class Site(NamedTuple):
     reads: str
     """The point of the stream that the branch reads."""
     write: str
-    """The point of what is added."""
+    """The point of the branch's write."""
     after: str
     """The point of the stream after the addition."""
 
     @property
     def label(self) -> str:
-        """What its write is called in a result: `0_attn_out`."""
+        """The label of the write in results: `0_attn_out`."""
         return write(self.block, self.kind)
 
     def point(self, name: str) -> str:
-        """A point of its block, by the name there: `attn.z`."""
+        """The full name of a point of this block: `attn.z` -> `blocks.0.attn.z`."""
         return point(name, self.block)
 
     def scale(self, slot: str) -> str | None:
@@ -46,9 +46,9 @@ class Site(NamedTuple):
 
 
 class Block(nn.Module):
-    """Two joins: resid_pre -> attn_out -> resid_mid -> mlp_out -> resid_post.
+    """One block with two joins: resid_pre -> attn_out -> resid_mid -> mlp_out -> resid_post.
 
-    It is built for a place in the stack, and keeps the constants of that place; it does not know where it stands.
+    The constants depend on `index`, which the block does not store.
     """
 
     def __init__(self, config: ModelConfig, index: int):
@@ -66,13 +66,13 @@ class Block(nn.Module):
             self.res_2 = Join(slots, width, kind, config.mlp_out_dropout, "res_2", "mlp_out", gain)
 
     def init_weights(self, init: Initialiser, name: str) -> None:
-        """Draw the weights of both branches; `name` is the block's."""
+        """Draw the weights of both branches; `name` is the block's name."""
         self.attn.init_weights(init, f"{name}.attn")
         if self.mlp is not None:
             self.mlp.init_weights(init, f"{name}.mlp")
 
     def joins(self, index: int) -> list[Site]:
-        """Its joins in the order of the forward pass, as block `index` of a stack."""
+        """The joins in the order of the forward pass, for the block at `index`."""
         attn = (index, "attn", self.res_1, self.attn, point("resid_pre", index), point("attn_out", index))
         if self.mlp is None:
             return [Site(*attn, point("resid_post", index))]
@@ -80,7 +80,7 @@ class Block(nn.Module):
         return [Site(*attn, point("resid_mid", index)), Site(*mlp, point("resid_post", index))]
 
     def points(self) -> list[str]:
-        """Its points, without the block's prefix, in the order of the forward pass."""
+        """The points of the block without its prefix, in the order of the forward pass."""
         attention = self.res_1.points([f"attn.{point}" for point in ("q", "k", "v", "pattern", "z")])
         mlp = ["resid_mid", *self.res_2.points(["mlp.pre", "mlp.post"])] if self.mlp is not None else []
         return ["resid_pre", *attention, *mlp, "resid_post"]

@@ -1,4 +1,4 @@
-"""GPT: embed, let every block read the stream and write to it, unembed."""
+"""GPT: embedding, blocks that read and write the residual stream, unembedding."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, Self
@@ -20,17 +20,17 @@ from mainstem.model.tap import Scope, Tap, check_points, for_pass, touch
 
 
 class Cache(Protocol):
-    """Keys and values of the positions that the model has read so far."""
+    """The KV cache of a model, as a forward pass uses it."""
 
     length: int
-    """How many positions it holds."""
+    """The number of cached positions."""
 
     def __getitem__(self, block: int) -> KV:
-        """The entry of a block."""
+        """The KV cache entry of a block."""
         ...
 
     def advance(self, count: int) -> None:
-        """Note that every entry has been given `count` more positions."""
+        """Add `count` to the length, after every entry has stored as many positions."""
         ...
 
 
@@ -41,9 +41,9 @@ class GPT(nn.Module):
 
     Args:
         config: what to build; kept as `model.config`, resolved.
-        seed: of the initial weights (`init_weights`); None leaves zeros, for weights to come.
+        seed: the seed of the initial weights (`init_weights`); None leaves zeros, for weights to be loaded.
 
-    The caller's random state is not touched. Under `torch.device("meta")` only shapes are made; after `to_empty`, call
+    PyTorch's random state does not change. Under `torch.device("meta")` only shapes are created; after `to_empty`, call
     `init_weights`.
     """
 
@@ -51,7 +51,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config = config.resolved()
         self.recompute = False
-        """Whether a pass with gradients keeps of each block only what it reads; backward computes the rest again."""
+        """Whether passes with gradients use activation checkpointing: backward recomputes each block from its input."""
         device = torch.get_default_device()
         with torch.device("meta"):  # PyTorch's layers would draw weights from the caller's random state
             self._build(config)
@@ -76,26 +76,26 @@ class GPT(nn.Module):
         self._tie()
 
     def _tie(self) -> None:
-        if self.config.tie_embeddings and "weight" in self.lm_head._parameters:  # quantized, they share a matrix
+        if self.config.tie_embeddings and "weight" in self.lm_head._parameters:  # quantized layers share a matrix
             self.lm_head.weight = self.wte.weight
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Self:
-        """Every conversion of PyTorch's goes through here; one that makes new parameters must not undo the tie."""
+        """Convert parameters, as all of PyTorch's conversions do, and tie the weights again."""
         super()._apply(fn, recurse)
         self._tie()
         return self
 
     def _reset(self) -> None:
-        """Set norms and gains to what they start from."""
+        """Set norms and gains to their initial values."""
         for module in self.modules():
             if isinstance(module, LayerNorm | RMSNorm | Gain):
                 module.reset_parameters()
 
     def init_weights(self, seed: int = 1) -> None:
-        """Set every parameter to its initial value: the same bytes for a config and seed, on any device.
+        """Set every parameter to its initial value, bit-identical for a config and seed on any device.
 
         Each weight is drawn from a generator of its own, seeded by (seed, name), so two configs that differ in one part
-        start equal in all others. `docs/residuals.md` has the standard deviations.
+        start with equal weights in all others. `docs/residuals.md` has the standard deviations.
         """
         init = Initialiser(self.config, seed)
         self._reset()
@@ -122,9 +122,9 @@ class GPT(nn.Module):
 
         Args:
             ids: at most n_ctx of them, with those in the cache.
-            mask: (B, cached + T) bool, false at padding, which nothing reads and which takes no position.
-            cache: earlier positions, to be read and added to.
-            tap: looks at, or changes, the points that it names (`mainstem.model.names` lists them).
+            mask: (B, cached + T) bool, false at padding, which is not attended to and has no position.
+            cache: the KV cache, which is read and extended.
+            tap: reads or replaces the tensors at its points (`mainstem.model.names` lists all points).
 
         Raises ConfigError when the positions exceed n_ctx.
         """
@@ -138,21 +138,21 @@ class GPT(nn.Module):
         return x
 
     def points(self) -> list[str]:
-        """Every point that a tap may ask for, in the order of the forward pass."""
+        """Every point of the model, in the order of the forward pass."""
         embeddings = ["embed"] if self.wpe is None else ["embed", "pos_embed"]
         every: Iterable[Any] = self.blocks
         blocks = [point(name, index) for index, block in enumerate(every) for name in block.points()]
         return [*embeddings, *blocks, FINAL, *self.ln_f.points()]
 
     def joins(self) -> list[Site]:
-        """Every join, in the order of the forward pass; a block without an MLP has one, any other two."""
+        """Every join in the order of the forward pass: one in a block without an MLP, else two."""
         every: Iterable[Any] = self.blocks
         return [site for index, block in enumerate(every) for site in block.joins(index)]
 
     def embed(
         self, ids: Tensor, *, mask: Tensor | None = None, cache: Cache | None = None, tap: Tap | None = None
     ) -> tuple[Tensor, View]:
-        """The stream before the first block, (B, T, C), and what the queries of this pass may see.
+        """The stream before the first block, (B, T, C), and the mask and rotation of this pass.
 
         The arguments and errors are those of `stream`; the cache is not changed.
         """
@@ -174,10 +174,9 @@ class GPT(nn.Module):
     def through(
         self, x: Tensor, view: View, *, first: int = 0, cache: Cache | None = None, tap: Tap | None = None
     ) -> Tensor:
-        """The stream (B, T, C) as block `first` reads it -> `resid_final`, as every block from there on leaves it.
+        """The stream (B, T, C) before block `first` -> `resid_final`, after the last block.
 
-        With `recompute`, what a tap looks at and what a cache takes are kept all the same. Source: Chen et al. 2016,
-        section 3.
+        With a tap or a cache, `recompute` is ignored. Activation checkpointing: Chen et al. 2016, section 3.
         """
         recompute = self.recompute and tap is None and cache is None and torch.is_grad_enabled()
         for index in range(first, len(self.blocks)):
@@ -190,19 +189,19 @@ class GPT(nn.Module):
         return touch(tap, FINAL, x)
 
     def unembed(self, x: Tensor, tap: Tap | None = None) -> Tensor:
-        """The stream (..., C) -> logits (..., V). Give it only the positions whose logits are needed."""
+        """The stream (..., C) -> logits (..., V). Pass only the positions whose logits are needed."""
         return self.lm_head(self.ln_f(x, tap))
 
     def _view(self, positions: Tensor, mask: Tensor | None, before: int, T: int, dtype: torch.dtype) -> View:
-        """Causal, padding hidden; a padding query reads itself, so that no row of the softmax is empty."""
+        """The causal mask without padding keys; a padding query reads itself, so no row of the softmax is empty."""
         rotary = None
         if self.config.position == "rotary":
             rotary = rotation(positions, self.config.d_head, self.config.rope_base, dtype)
         if mask is None and (before == 0 or T == 1):
             return View(None, causal=before == 0, rotation=rotary)
         keys = torch.ones(T, before + T, dtype=torch.bool, device=positions.device)
-        seen = keys.tril(before)[None, None]  # (1, 1, T, cached + T)
+        visible = keys.tril(before)[None, None]  # (1, 1, T, cached + T)
         if mask is not None:
             itself = keys.tril(before).triu(before)[None, None]
-            seen = seen & mask[:, None, None, :] | itself
-        return View(seen, causal=False, rotation=rotary)
+            visible = visible & mask[:, None, None, :] | itself
+        return View(visible, causal=False, rotation=rotary)

@@ -1,4 +1,4 @@
-"""The feed-forward branch: it reads every position of the stream on its own."""
+"""The MLP branch, which reads each position of the stream by itself."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +18,7 @@ def _relu2(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,  # Hendrycks and Gimpel 2016: x Phi(x), by erf
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # their approximation, GPT-2's and ANDREA's
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # its tanh approximation, as in GPT-2 and ANDREA
     "relu": F.relu,
     "relu2": _relu2,  # Primer, So et al. 2021
     "swiglu": F.silu,  # Shazeer 2020: the gate's activation
@@ -30,7 +30,7 @@ NEAR_ZERO = 0.01
 
 
 class MLP(nn.Module):
-    """c_proj(act(c_fc x)), or gated c_proj(act(gate x) * up x), gate and up being the two halves of c_fc."""
+    """The MLP c_proj(act(c_fc x)), or gated c_proj(act(gate x) * up x), where gate and up are the halves of c_fc."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -39,11 +39,11 @@ class MLP(nn.Module):
         self.c_fc = nn.Linear(config.d_model, config.d_mlp * (2 if self.gated else 1), bias=config.bias)
         self.c_proj = nn.Linear(config.d_mlp, config.d_model, bias=config.bias)
         self.gelu_bias: Callable[[Tensor, Tensor], Tensor] | None = None
-        """activation(product + bias) in one pass, where `kernels.equip` has put it."""
+        """A fused activation(product + bias), if `gelu_backend.choose_gelu` has set one."""
         self.dropout = nn.Dropout(config.mlp_dropout) if config.mlp_dropout else nn.Identity()
 
     def init_weights(self, init: Initialiser, name: str) -> None:
-        """Draw both matrices; a gated c_fc is two, each with its own fans. `name` is the module's."""
+        """Draw both matrices; the halves of a gated c_fc have their own fan-in and fan-out. `name` is the module's."""
         halves = ("gate", "up") if self.gated else ("",)
         for half, weight in zip(halves, self.c_fc.weight.chunk(len(halves)), strict=True):
             init.matrix(f"{name}.c_fc.weight.{half}".rstrip("."), weight, init.branch)
@@ -52,11 +52,11 @@ class MLP(nn.Module):
         init.zero(self.c_proj.bias)
 
     def forward(self, x: Tensor, tap: Tap | None = None) -> Tensor:
-        """(B, T, C) -> (B, T, C)."""
+        """The output of the MLP, (B, T, C) -> (B, T, C)."""
         return self.c_proj(touch(tap, "mlp.post", self.dropout(self._hidden(x, tap))))
 
     def _hidden(self, x: Tensor, tap: Tap | None) -> Tensor:
-        """The hidden layer, (B, T, M)."""
+        """The hidden layer, (B, T, M), before dropout."""
         if self.gated:
             gate, up = self.c_fc(x).chunk(2, dim=-1)  # each (B, T, M)
             return self.activation(touch(tap, "mlp.pre", gate)) * up

@@ -1,4 +1,4 @@
-"""Evaluation mode for a while."""
+"""Evaluation mode for a `with` block."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode inside; after it, each of its modules is as it was."""
+    """Set the model to evaluation mode; afterwards the mode of each module is restored."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

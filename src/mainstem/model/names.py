@@ -1,24 +1,24 @@
-"""What the places of the stream are called: points of a pass and labels of results, spelled and read here alone.
+"""Names of points of a forward pass and labels of results; only this module formats and parses them.
 
     point("resid_pre", 3)   "blocks.3.resid_pre"     a tensor of a forward pass
-    write(3, "attn")        "3_attn_out"             a row of a result: what block 3's attention adds
-    head(3, 1, "q")         "L3H1.q"                 a head, or what is inside it
+    write(3, "attn")        "3_attn_out"             a row of a result: the write of block 3's attention
+    head(3, 1, "q")         "L3H1.q"                 a head, or a tensor of it
     neuron(3, 17)           "L3N17"                  a neuron of block 3's MLP
     row(3, "attn.b_O")      "3_attn.b_O"             any other row of block 3
 
 Points of the stream, each (B, T, C):
 
-    embed, pos_embed                      what the embeddings write (before their dropout)
+    embed, pos_embed                      the embeddings (before their dropout)
     blocks.{l}.resid_pre                  the stream as block l reads it
-    blocks.{l}.attn_out                   what is added for attention (after ln_out, gain and dropout)
+    blocks.{l}.attn_out                   the write of attention (after ln_out, gain and dropout)
     blocks.{l}.resid_mid                  the stream between the two (absent where d_mlp is 0)
-    blocks.{l}.mlp_out                    what is added for the MLP
-    blocks.{l}.resid_post                 the stream as block l leaves it
-    resid_final                           what ln_f reads
+    blocks.{l}.mlp_out                    the write of the MLP
+    blocks.{l}.resid_post                 the stream after block l
+    resid_final                           the input of ln_f
 
 Inside a block:
 
-    blocks.{l}.attn.q .k .v .z            (B, T, H, D); q and k as they enter the product
+    blocks.{l}.attn.q .k .v .z            (B, T, H, D); q and k after QK-norm and rotation
     blocks.{l}.attn.pattern               (B, H, T query, T key), the softmax
     blocks.{l}.mlp.pre .mlp.post          (B, T, M), around the activation; gated: pre is the gate's, post the product
     blocks.{l}.res_{1,2}.{ln}.mean .scale (B, T, 1), of ln_in, ln_out or ln_add: the norm is (x - mean) / scale, then
@@ -42,7 +42,7 @@ def point(name: str, block: int | str | None = None) -> str:
 
 
 def split(point: str) -> tuple[int | None, str]:
-    """The block of a point, None outside the blocks, and its name there: (3, "attn.q"), (None, "embed")."""
+    """The block of a point, None outside the blocks, and its name in the block: (3, "attn.q"), (None, "embed")."""
     match = _POINT.fullmatch(point)
     return (None, point) if match is None else (int(match[1]), match[2])
 

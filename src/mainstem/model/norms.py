@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm with their statistics in reach of a tap, and the empty slot."""
+"""LayerNorm and RMSNorm whose statistics a tap can read, and an empty norm slot."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from mainstem.model.tap import Tap
 
 
 class Norm(nn.Module, ABC):
-    """A norm over the last axis: gain * (x - mean) / scale + bias. Mixed in before the kernel's own class."""
+    """A norm over the last axis: gain * (x - mean) / scale + bias. A mixin before PyTorch's class."""
 
     point: str
-    """Its statistics are offered at `{point}.mean` and `{point}.scale`, each (B, T, 1)."""
+    """The prefix of the norm's points, `{point}.mean` and `{point}.scale`, each (B, T, 1)."""
 
     def forward(self, x: Tensor, tap: Tap | None = None) -> Tensor:
-        """(..., C) -> (..., C) by the fused kernel; the statistics are computed beside it, if they are asked for."""
+        """The norm of x, (..., C) -> (..., C), by the fused kernel; statistics are computed only for a tap."""
         if tap is not None and any(point in tap.points for point in self.points()):
             for point, value in zip(self.points(), self.statistics(x), strict=True):
                 if point in tap.points:
@@ -26,7 +26,7 @@ class Norm(nn.Module, ABC):
         return super().forward(x)
 
     def points(self) -> list[str]:
-        """The names of its statistics."""
+        """The points of the statistics."""
         return [f"{self.point}.mean", f"{self.point}.scale"]
 
     @abstractmethod
@@ -35,7 +35,7 @@ class Norm(nn.Module, ABC):
 
 
 class LayerNorm(Norm, nn.LayerNorm):
-    """Ba et al. 2016: the scale is sqrt(variance + eps)."""
+    """LayerNorm (Ba et al. 2016): the scale is sqrt(variance + eps)."""
 
     def __init__(self, width: int, eps: float, bias: bool, point: str):
         super().__init__(width, eps=eps, bias=bias)
@@ -48,7 +48,7 @@ class LayerNorm(Norm, nn.LayerNorm):
 
 
 class RMSNorm(Norm, nn.RMSNorm):
-    """Zhang and Sennrich 2019: the mean is left in, the scale is sqrt(mean square + eps), and there is no bias."""
+    """RMSNorm (Zhang and Sennrich 2019): no mean is subtracted, the scale is sqrt(mean square + eps), without bias."""
 
     eps: float
 
@@ -63,20 +63,20 @@ class RMSNorm(Norm, nn.RMSNorm):
 
 
 class Empty(nn.Identity):
-    """A slot without a norm."""
+    """An empty norm slot: the identity."""
 
     def forward(self, x: Tensor, tap: Tap | None = None) -> Tensor:
-        """The input itself."""
+        """The input, unchanged."""
         return x
 
     def points(self) -> list[str]:
-        """None."""
+        """No points: the list is empty."""
         return []
 
 
 @dataclass(frozen=True)
 class NormKind:
-    """Which norm a model has: `layernorm` or `rmsnorm`, its eps, and whether a layernorm has a bias."""
+    """The kind of norm of a model: `layernorm` or `rmsnorm`, its eps, and whether a LayerNorm has a bias."""
 
     name: str = "layernorm"
     eps: float = 1e-5
@@ -84,11 +84,11 @@ class NormKind:
 
     @classmethod
     def of(cls, config: ModelConfig) -> Self:
-        """The kind that a config names."""
+        """The kind of norm in a config."""
         return cls(config.norm, config.norm_eps, config.bias)
 
     def make(self, width: int, point: str) -> Norm:
-        """A norm over `width`, its statistics at `{point}.mean` and `{point}.scale`."""
+        """Build a norm over `width` with points `{point}.mean` and `{point}.scale`."""
         if self.name == "rmsnorm":
             return RMSNorm(width, self.eps, point)
         return LayerNorm(width, self.eps, self.bias, point)

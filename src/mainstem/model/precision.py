@@ -1,11 +1,11 @@
-"""Arithmetic that keeps its digits: products and sums of what may be bfloat16, and quotients of what may be zero."""
+"""Numerics: conversion to float32 before sums, and division with a zero denominator."""
 
 import torch
 from torch import Tensor
 
 
 def wide(x: Tensor) -> Tensor:
-    """The tensor in float32, or wider if it was: sums of bfloat16 have three digits."""
+    """The tensor in float32, or in its own dtype if wider, because sums in bfloat16 have three digits."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -1,8 +1,8 @@
-"""Quantized weights: the same model with its matrices in fewer bytes, for reading and generating, not for training.
+"""Quantized weights: a model with its matrices in bfloat16 or int8, for inference, not for training.
 
-What is stored narrow are the linear layers' matrices and the token embedding: they are nearly all of a model, and what
-a step of generation waits for. Norms, biases, gains and positions stay as they are. Every matrix is widened where it is
-used, so all that reads `.weight` reads what the model computes with.
+Quantized are the matrices of linear layers and the token embedding: nearly all of a model's bytes, and the limit of the
+speed of decoding. Norms, biases, gains and position embeddings stay float32. A matrix is dequantized where it is used,
+so `.weight` is the matrix that the model computes with.
 """
 
 import copy
@@ -17,20 +17,20 @@ from mainstem.model.gpt import GPT
 
 Weights = Literal["fp32", "bf16", "int8"]
 WEIGHTS = ("fp32", "bf16", "int8")
-"""How matrices may be stored; `fp32`, as they were trained."""
+"""The storage formats of matrices; `fp32` is not quantized."""
 LEVELS = 127
-"""int8 holds -127 to 127 times a row's scale; -128 is not used."""
+"""int8 values are -127 to 127, times a scale per row; -128 is not used."""
 DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8}
-"""Of a narrow matrix."""
+"""The dtypes of quantized matrices."""
 
 
 class Matrix(nn.Module):
-    """A matrix in few bytes; one module where two layers share it."""
+    """A quantized matrix; one module where two layers share it."""
 
     stored: Tensor
-    """(rows, columns), bfloat16 or int8."""
+    """The quantized values, (rows, columns), bfloat16 or int8."""
     scale: Tensor | None
-    """(rows,), float32: what a row of int8 is multiplied by; None for bfloat16."""
+    """The scale of each row of int8, (rows,), float32; None for bfloat16."""
 
     def __init__(self, stored: Tensor, scale: Tensor | None):
         super().__init__()
@@ -39,11 +39,11 @@ class Matrix(nn.Module):
 
     @property
     def weights(self) -> Weights:
-        """How it is stored."""
+        """The storage format: `bf16` or `int8`."""
         return "bf16" if self.scale is None else "int8"
 
     def widened(self, rows: Tensor | None = None) -> Tensor:
-        """The rows that are asked for, (..., columns), all if None; float32 unless the module was made float64."""
+        """The dequantized rows, (..., columns), all if None; float32 unless the module was converted to float64."""
         stored = self.stored if rows is None else F.embedding(rows, self.stored)
         if self.scale is None:
             return stored.to(torch.promote_types(stored.dtype, torch.float32))
@@ -51,25 +51,25 @@ class Matrix(nn.Module):
 
 
 class Quantized(nn.Module):
-    """A layer whose matrix is narrow. Mixed in before the PyTorch class whose place it takes."""
+    """A layer with a quantized matrix; a mixin before the PyTorch class that it replaces."""
 
     matrix: Matrix
 
     @property
     def weight(self) -> Tensor:
-        """The matrix as it is used, (rows, columns); a new one at every call."""
+        """The dequantized matrix, (rows, columns); a new tensor at every call."""
         return self.matrix.widened()
 
     def train(self, mode: bool = True) -> "Quantized":
-        """Evaluation mode alone: raises ConfigError for the other."""
+        """Set evaluation mode. Raises ConfigError for training mode."""
         if mode:
-            have = self.matrix.weights
-            raise ConfigError(f"{have} weights cannot be trained; take the model that they were made from")
+            weights = self.matrix.weights
+            raise ConfigError(f"{weights} weights cannot be trained; use the model that they were quantized from")
         return super().train(False)
 
 
 class QuantizedLinear(Quantized, nn.Linear):  # type: ignore[override]
-    """x W^T + b with a narrow W."""
+    """A linear layer x W^T + b with a quantized W."""
 
     def __init__(self, matrix: Matrix, bias: nn.Parameter | None = None):
         nn.Module.__init__(self)
@@ -79,7 +79,7 @@ class QuantizedLinear(Quantized, nn.Linear):  # type: ignore[override]
 
 
 class QuantizedEmbedding(Quantized, nn.Embedding):  # type: ignore[override]
-    """Rows of a narrow matrix; only those that are asked for are widened."""
+    """An embedding with a quantized matrix; only the rows of the ids are dequantized."""
 
     def __init__(self, matrix: Matrix):
         nn.Module.__init__(self)
@@ -87,7 +87,7 @@ class QuantizedEmbedding(Quantized, nn.Embedding):  # type: ignore[override]
         self.num_embeddings, self.embedding_dim = matrix.stored.shape
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(...) -> (..., columns)."""
+        """The embeddings of ids, (...) -> (..., columns)."""
         return self.matrix.widened(ids)
 
     def extra_repr(self) -> str:
@@ -96,64 +96,64 @@ class QuantizedEmbedding(Quantized, nn.Embedding):  # type: ignore[override]
 
 
 def weights_of(model: GPT) -> Weights:
-    """How a model's matrices are stored."""
+    """The storage format of a model's matrices: `fp32`, `bf16` or `int8`."""
     return model.wte.matrix.weights if isinstance(model.wte, Quantized) else "fp32"
 
 
 def quantize(model: GPT, weights: str) -> GPT:
-    """A new model with the same config and its matrices stored narrow, in evaluation mode; the source is untouched.
+    """A quantized copy of a model, in evaluation mode: `ms.quantize(model, "int8")`. The model itself is unchanged.
 
     Args:
-        model: any GPT whose matrices are not narrow yet.
+        model: any GPT that is not quantized.
         weights: `bf16` rounds to bfloat16; `int8` rounds each row to a multiple of its largest value / 127, so that
             no weight moves by more than half of that (a row is an output of a layer, or a token).
 
-    Raises ConfigError for another name, a model that is narrow, and weights that are not finite or too large.
+    Raises ConfigError for another name, a quantized model, and weights that are not finite or too large.
     """
     if weights not in DTYPES:
         raise ConfigError(f"weights: unknown value {weights!r}; {nearest(weights, DTYPES)}")
-    if (have := weights_of(model)) != "fp32":
-        raise ConfigError(f"weights: the model's are {have} already; narrow the one that it was made from")
-    put: dict[int, Any] = {}  # what the copy has in a module's place, by the module's id
+    if (stored := weights_of(model)) != "fp32":
+        raise ConfigError(f"weights: the model is {stored} already; quantize the model that it was made from")
+    replacements: dict[int, Any] = {}  # the copy's module, by the id of the original (deepcopy's memo)
     shared = _rounded(model.wte.weight, weights, "wte")
-    put[id(model.wte)] = QuantizedEmbedding(shared)
+    replacements[id(model.wte)] = QuantizedEmbedding(shared)
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear):
             matrix = shared if layer.weight is model.wte.weight else _rounded(layer.weight, weights, name)
             bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone())
-            put[id(layer)] = QuantizedLinear(matrix, bias)
-    return copy.deepcopy(model, put).requires_grad_(False).eval()
+            replacements[id(layer)] = QuantizedLinear(matrix, bias)
+    return copy.deepcopy(model, replacements).requires_grad_(False).eval()
 
 
 @torch.no_grad()
 def _rounded(weight: Tensor, weights: str, name: str) -> Matrix:
-    """The matrix of the layer of that name, narrow."""
+    """The quantized matrix of a layer, by the layer's name for errors."""
     weight = weight.detach()
     scale = None
     if weights == "bf16":
         stored = weight.to(torch.bfloat16)
-        sound = torch.isfinite(stored).all()
+        finite = torch.isfinite(stored).all()
     else:
         scale = weight.abs().amax(1).float() / LEVELS  # (rows,)
         steps = weight / torch.where(scale > 0, scale, torch.inf)[:, None]  # a row of zeros stays one
-        sound = torch.isfinite(scale).all()
+        finite = torch.isfinite(scale).all()
         stored = steps.round().clamp(-LEVELS, LEVELS).to(torch.int8)
-    if not sound:
-        raise ConfigError(f"weights: {name} has weights that {weights} cannot hold; open an earlier checkpoint")
+    if not finite:
+        raise ConfigError(f"weights: {name} has weights that {weights} cannot represent; open an earlier checkpoint")
     return Matrix(stored, scale)
 
 
 def tensors(model: GPT) -> dict[str, Tensor]:
-    """Every tensor of a model by name, each once, as a checkpoint holds it.
+    """Every tensor of a model by its name in a checkpoint, each once.
 
-    Those of a float32 model are the model's own, not copies. A parameter has its own name; a narrow matrix has the
-    name that it would have as a parameter, its scales `{layer}.scale`. A tied matrix is under the embedding's name.
+    The tensors of a float32 model are not copied. A quantized matrix has the name of the parameter that it replaces;
+    its scales are `{layer}.scale`. A tied matrix has the embedding's name.
     """
-    found: dict[str, Tensor] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    by_name: dict[str, Tensor] = {name: parameter.detach() for name, parameter in model.named_parameters()}
     for name, module in model.named_modules():
         if isinstance(module, Matrix):
             layer = name.removesuffix(".matrix")
-            found[f"{layer}.weight"] = module.stored.to(DTYPES[module.weights])
+            by_name[f"{layer}.weight"] = module.stored.to(DTYPES[module.weights])
             if module.scale is not None:
-                found[f"{layer}.scale"] = module.scale.float()
-    return found
+                by_name[f"{layer}.scale"] = module.scale.float()
+    return by_name

@@ -1,7 +1,6 @@
-"""The stream between the joins: each place of it once, under all the names that it has.
+"""Levels of the residual stream: before the first join, between two joins, and after the last (`GPT.joins`).
 
-A model gives its joins in order (`GPT.joins`). The stream before the first, between two, and after the last is one
-tensor each, a level; what block 0 leaves is what block 1 reads, so the one's `resid_post` is the other's `resid_pre`.
+Each level is one tensor and may have two names: `resid_post` of block 0 is `resid_pre` of block 1.
 """
 
 from mainstem.model.gpt import GPT
@@ -9,9 +8,9 @@ from mainstem.model.names import FINAL
 
 
 def levels(model: GPT) -> list[tuple[str, ...]]:
-    """The names of the stream after 0, 1, ... all joins; the first is the one that results use.
+    """The names of each level of the stream, after 0, 1, ... all joins; results use the first.
 
-    That is the point which the next branch reads, and `resid_final` after the last.
+    The first name is the point that the next branch reads, and `resid_final` after the last join.
     """
     joins = model.joins()
     first = [*(site.reads for site in joins), FINAL]
@@ -20,14 +19,14 @@ def levels(model: GPT) -> list[tuple[str, ...]]:
 
 
 def level(model: GPT, point: str) -> int | None:
-    """How many joins the stream has passed at a point, by any of its names; None for what is not the stream."""
+    """The number of joins before a point of the stream, by any of its names; None for other points."""
     return next((passed for passed, names in enumerate(levels(model)) if point in names), None)
 
 
 def join_index(model: GPT, point: str) -> int:
     """The index of the join that a point belongs to: -1 before the first, the number of joins after the last.
 
-    A branch begins at the stream that it reads and ends before the stream that the next one reads.
+    The points of a join begin at the stream that its branch reads and end before the stream that the next one reads.
     """
     joins, order = model.joins(), {name: at for at, name in enumerate(model.points())}
     if order[point] >= order[FINAL]:

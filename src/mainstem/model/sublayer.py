@@ -1,8 +1,8 @@
-"""The heart: how one branch joins the residual stream.
+"""The residual connection: how one branch joins the residual stream.
 
     x'  =  ln_add( skip * x  +  dropout( gain * ln_out( f( damp * ln_in(x) ) ) ) )
 
-`Join` is the equation, for any row of the residual table; `Sublayer` is a branch of your own inside one.
+`Join` is this equation, for any row of the residual table; `Sublayer` wraps any branch in one.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,18 @@ from mainstem.residuals import Slots
 
 
 class Constant(nn.Module):
-    """Multiplies by a number that is not trained."""
+    """Multiplies by a constant."""
 
     def __init__(self, value: float):
         super().__init__()
         self.value = value
 
     def forward(self, x: Tensor) -> Tensor:
-        """value * x; a zero is exact, also where x overflowed."""
+        """The product value * x; 0 is exact, also where x is not finite."""
         return self.value * x if self.value else torch.zeros_like(x)
 
     def extra_repr(self) -> str:
-        """The number, in the module's printed form."""
+        """The constant, for the module's repr."""
         return f"{self.value:g}"
 
 
@@ -43,16 +43,16 @@ class Gain(nn.Module):
         self.weight = nn.Parameter(torch.full(shape, value))
 
     def reset_parameters(self) -> None:
-        """Set the weight to the value that it was built with."""
+        """Set the weight to its initial value."""
         nn.init.constant_(self.weight, self.value)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Weight * x."""
+        """The product weight * x."""
         return self.weight * x
 
 
 def make_gain(slots: Slots, d_model: int) -> nn.Module:
-    """The gain slot's module; a block shares a scalar one between its two joins."""
+    """The module of the gain slot; the two joins of a block share a scalar gain."""
     shapes: dict[str, tuple[int, ...]] = {"scalar": (), "vector": (d_model,)}
     return Gain(shapes[slots.gain], slots.gain_init) if slots.gain in shapes else nn.Identity()
 
@@ -85,9 +85,9 @@ class Join(nn.Module):
         self.name, self.write_point = name, write_point
 
     def forward(self, x: Tensor, f: Callable[[Tensor], Tensor], tap: Tap | None = None) -> Tensor:
-        """The stream x, (..., C), after the branch f has read it and written to it.
+        """The stream x, (..., C), after the write of branch f is added.
 
-        What is tapped at the write point is what is added. Raises ConfigError if f returns another shape than x's.
+        The tensor at the write point is the one that is added. Raises ConfigError if f returns another shape than x's.
         """
         write = f(self.damp(self.ln_in(x, tap)))
         if write.shape != x.shape:
@@ -98,7 +98,7 @@ class Join(nn.Module):
         return self.ln_add(self.skip(x) + touch(tap, self.write_point, write), tap)
 
     def points(self, inside: list[str]) -> list[str]:
-        """The points of this join in the order of the forward pass, with those inside the branch."""
+        """The points of this join in the order of the forward pass, with the points inside the branch."""
         before, after, over = (norm.points() for norm in (self.ln_in, self.ln_out, self.ln_add))
         return [*before, *inside, *after, self.write_point, *over]
 
@@ -110,9 +110,10 @@ class Sublayer(nn.Module):
         branch: a module from (..., d_model) to (..., d_model).
         d_model: the width of the stream.
         residual: the row's name, as in `mainstem.residuals.RESIDUALS`.
-        dropout: on what the branch writes.
-        norm, norm_eps, bias: the norms of the row, as in ModelConfig.
-        index, depth: the place in a stack, for the rows whose constants depend on it (deepnorm, layerscale, lns, mix).
+        dropout: the dropout probability of the branch's output.
+        norm, norm_eps, bias: the kind of norm, as in ModelConfig.
+        index, depth: the block and the number of blocks, for rows whose constants depend on them (deepnorm, layerscale,
+            lns, mix).
 
     Sources: Vaswani et al. 2017, section 3.1 (post); Radford et al. 2019, section 2.3 (pre); the table has the rest.
     """
@@ -140,5 +141,5 @@ class Sublayer(nn.Module):
         self.join = Join(slots, d_model, kind, dropout, "join", "write", make_gain(slots, d_model))
 
     def forward(self, x: Tensor, tap: Tap | None = None) -> Tensor:
-        """(..., C) -> (..., C). A tap may ask for `write`, and for the norms at `join.ln_in.mean` and so on."""
+        """The stream after the branch, (..., C) -> (..., C). Points: `write`, and `join.ln_in.mean` and so on."""
         return self.join(x, self.branch, tap)

@@ -1,4 +1,4 @@
-"""What a call takes as its input, a tensor of ids, rows of any lengths or texts, as the ids of one forward pass."""
+"""Inputs of calls: a tensor of ids, rows of ids of any lengths, or texts, as one padded batch."""
 
 import operator
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from mainstem.text.tokenizer import Tokenizer
 
 Ids = Tensor | Sequence[Sequence[int]] | str | Sequence[str]
-"""(B, T); rows of ids, of any lengths; or texts, where there is a tokenizer."""
+"""Ids (B, T); rows of ids of any lengths; or texts, with a tokenizer."""
 
 
 def padded(
     model: GPT, ids: Ids, mask: Tensor | None = None, tokenizer: "Tokenizer | None" = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Ids (B, T) on the model's device, and a mask (B, T) if rows were padded, on the left.
+    """Ids (B, T) on the model's device, padded on the left, and a mask (B, T) if there is padding.
 
     Raises DataError for a text without a tokenizer, an id outside the vocabulary and a row without tokens, ConfigError
     for a mask of another shape or with padding that is not on the left.
@@ -46,14 +46,14 @@ def padded(
     if mask is not None:
         mask = mask.bool().to(device)
         if mask.shape != ids.shape:
-            raise ConfigError(f"a mask of shape {tuple(mask.shape)} for ids of {tuple(ids.shape)}; give one of theirs")
+            raise ConfigError(f"a mask of shape {tuple(mask.shape)} for ids of {tuple(ids.shape)}; give the same shape")
         if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
-            raise ConfigError("mask: padding must stand on the left of each row; move it there, or give lists of ids")
+            raise ConfigError("mask: padding must be on the left of each row; give such a mask, or lists of ids")
     return ids.to(device, torch.long), mask
 
 
 def _encoded(ids: Ids, tokenizer: "Tokenizer | None") -> Tensor | list[list[int]]:
-    """A tensor as it is; rows or texts as rows of ids, of any lengths."""
+    """A tensor unchanged; rows or texts as rows of ids, of any lengths."""
     if isinstance(ids, Tensor):
         return ids
     rows = [ids] if isinstance(ids, str) else ids
@@ -69,7 +69,7 @@ def _row(row: str | Sequence[int], tokenizer: "Tokenizer | None") -> list[int]:
         except TypeError:
             raise DataError(f"{row!r} is not a row of ids; give whole numbers, or a text") from None
     if tokenizer is None:
-        raise DataError(f"{row!r} is a text, and there is no tokenizer for it; give ids, or tokenizer=")
+        raise DataError(f"{row!r} is a text, and there is no tokenizer; give ids, or `tokenizer`")
     return tokenizer.encode(row)
 
 
@@ -78,8 +78,8 @@ def paired(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A clean and a corrupted batch, (B, T) both, and the mask of both.
 
-    Raises ConfigError unless each row has as many tokens on both sides, DataError likewise for texts, with the tokens
-    from which they differ, and what `padded` refuses.
+    Raises ConfigError unless each pair of rows has equally many tokens; DataError for texts, with the tokens at which
+    they differ; and as `padded` does.
     """
     rows = [_encoded(ids, tokenizer) for ids in (clean, corrupt)]
     if tokenizer is not None and len(rows[0]) == len(rows[1]):

@@ -1,8 +1,8 @@
-"""Metrics: what an ablation or a patch is judged by, a number for each row of a batch.
+"""Metrics of ablation and patching: a number for each row of a batch.
 
-A metric is any function of the logits, (B, T, V) -> (B,). One that looks at a single position is better given as an
-`AtPosition`: where many passes are measured, only that position is unembedded. A token may be the text of one token,
-`LogitDifference(" thou", " a")`: a call that takes a metric reads it with its `tokenizer=`.
+A metric is any function of the logits, (B, T, V) -> (B,). For a metric at a single position use an `AtPosition`, so
+that only that position is unembedded. A token may be given as text, `LogitDifference(" thou", " a")`, in calls with a
+`tokenizer=`.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mainstem.text.tokenizer import Tokenizer
 
 Metric = Callable[[Tensor], Tensor]
-"""Logits (B, T, V) -> (B,)."""
+"""A function of the logits, (B, T, V) -> (B,)."""
 Tokens = int | str | Tensor | Sequence[int | str]
 """One token for all rows, or one for each: an id, the text of one token, or ids (B,)."""
 
@@ -33,14 +33,14 @@ class AtPosition(ABC):
     """A metric of the logits at one position."""
 
     pos: int
-    """From 0; or from -1, backwards."""
+    """The position, from 0, or from -1 backwards."""
 
     @abstractmethod
     def at(self, logits: Tensor) -> Tensor:
-        """(B, V), the logits at the position -> (B,)."""
+        """The metric from the logits at the position, (B, V) -> (B,)."""
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """(B, T, V) -> (B,)."""
+        """The metric from all logits, (B, T, V) -> (B,)."""
         return self.at(logits[:, position(self.pos, logits.shape[1])])
 
 
@@ -52,7 +52,7 @@ class TokenLogit(AtPosition):
     pos: int = -1
 
     def at(self, logits: Tensor) -> Tensor:
-        """(B, V) -> (B,)."""
+        """The logit, (B, V) -> (B,)."""
         return _chosen(logits, self.token, "token")
 
 
@@ -64,20 +64,20 @@ class TokenLogProb(AtPosition):
     pos: int = -1
 
     def at(self, logits: Tensor) -> Tensor:
-        """(B, V) -> (B,)."""
+        """The log-probability, (B, V) -> (B,)."""
         return _chosen(log_probabilities(logits), self.token, "token")
 
 
 @dataclass(frozen=True, eq=False)
 class LogitDifference(AtPosition):
-    """The logit of a token less that of another: what cannot be moved by raising all alike."""
+    """The logit of a token less that of another, the foil; a shift of all logits does not change it."""
 
     token: Tokens
     foil: Tokens
     pos: int = -1
 
     def at(self, logits: Tensor) -> Tensor:
-        """(B, V) -> (B,)."""
+        """The logit difference, (B, V) -> (B,)."""
         return _chosen(logits, self.token, "token") - _chosen(logits, self.foil, "foil")
 
 
@@ -86,8 +86,8 @@ class Loss:
     """The mean cross-entropy of each row's next tokens, in nats.
 
     Args:
-        ids: (B, T), which the model reads.
-        mask: (B, T) bool, false at padding, which is neither read nor predicted.
+        ids: the input ids, (B, T).
+        mask: (B, T) bool, false at padding, which is ignored.
     """
 
     ids: Tensor
@@ -98,7 +98,7 @@ class Loss:
             raise ConfigError(f"ids of shape {tuple(self.ids.shape)} have no next tokens; give (B, T), T at least 2")
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """(B, T, V) -> (B,)."""
+        """The loss of each row, (B, T, V) -> (B,)."""
         if logits.shape[:2] != self.ids.shape:
             raise ConfigError(f"logits of {tuple(logits.shape[:2])} positions, and ids of {tuple(self.ids.shape)}")
         nats = F.cross_entropy(logits[:, :-1].transpose(1, 2), self.ids[:, 1:], reduction="none")  # (B, T - 1)
@@ -109,7 +109,7 @@ class Loss:
 
 
 def _chosen(logits: Tensor, tokens: Tokens, what: str) -> Tensor:
-    """The column of (B, V) that belongs to each row's token, (B,)."""
+    """The logit of each row's token, (B, V) -> (B,)."""
     B, V = logits.shape
     chosen = torch.as_tensor(_ids(tokens, what), device=logits.device)
     if chosen.shape not in ((), (B,)):
@@ -120,9 +120,9 @@ def _chosen(logits: Tensor, tokens: Tokens, what: str) -> Tensor:
 
 
 def with_ids(metric: Metric, tokenizer: "Tokenizer | None") -> Metric:
-    """The metric with ids in the place of texts of tokens; any other metric as it is.
+    """The metric with token texts replaced by ids; other metrics are returned unchanged.
 
-    Raises ConfigError for a text without a tokenizer, DataError for one that is not a single token.
+    Raises ConfigError for a text without a tokenizer, DataError for a text that is not a single token.
     """
     if not isinstance(metric, TokenLogit | TokenLogProb | LogitDifference):
         return metric
@@ -134,23 +134,21 @@ def with_ids(metric: Metric, tokenizer: "Tokenizer | None") -> Metric:
 def _ids(tokens: Tokens, what: str, tokenizer: "Tokenizer | None" = None) -> int | Tensor:
     if isinstance(tokens, str):
         if tokenizer is None:
-            raise ConfigError(
-                f"{what}: {tokens!r} is a text, and there is no tokenizer for it; give an id, or tokenizer="
-            )
+            raise ConfigError(f"{what}: {tokens!r} is a text, and there is no tokenizer; give an id, or `tokenizer`")
         return single_token(tokenizer, tokens)
     return torch.tensor([_ids(token, what, tokenizer) for token in tokens]) if isinstance(tokens, Sequence) else tokens
 
 
 def checked(value: Tensor, rows: int) -> Tensor:
-    """What a metric returned. Raises ConfigError where that is not a number for each row."""
+    """The value of a metric. Raises ConfigError unless it is a number for each row."""
     if not isinstance(value, Tensor) or value.shape != (rows,):
-        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ConfigError(f"metric: it returned {got}; it must return a number for each row, ({rows},)")
+        actual = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigError(f"metric: it returned {actual}; it must return a number for each row, ({rows},)")
     return value
 
 
 def measured(model: GPT, final: Tensor, metric: Metric) -> Tensor:
-    """The metric, (B,), of a pass that left `resid_final`, (B, T, C); no more of it is unembedded than is looked at."""
+    """The metric of a pass, (B,), from `resid_final`, (B, T, C); only the positions of the metric are unembedded."""
     if isinstance(metric, AtPosition):
         value = metric.at(model.unembed(final[:, position(metric.pos, final.shape[1])]))
     else:

@@ -115,7 +115,7 @@ def test_it_tells_how_far_it_is_and_can_be_stopped(monkeypatch):
     [
         ({"by": "heads"}, "did you mean 'head'"),
         ({"how": "means"}, "did you mean 'mean'"),
-        ({"how": "resample"}, "takes what another pass had"),
+        ({"how": "resample"}, "resample needs another pass"),
         ({"by": "neuron"}, "name blocks"),
         ({"layers": [3]}, "3 is out of range; the model has 3 blocks"),
         ({"layers": []}, "no block among them"),

@@ -230,7 +230,7 @@ def test_positions_from_the_end_are_those_of_a_whole_pass():
         ("L0H1.post", r"not in this model"),
         ("blocks.1.res_1.ln_in.scale", r"statistic of a norm"),
         ("ln_f.mean", r"statistic of a norm"),
-        (("scores", 1), r"computed from others"),
+        (("scores", 1), r"computed from other points"),
         (At("L0H1", units=0), r"names one already"),
         (At(("resid_pre", 0), units=0), r"neither heads nor neurons"),
     ],
@@ -245,7 +245,7 @@ def test_what_does_not_fit_is_refused_with_both_shapes():
     ids, trace = tokens(model.config), capture(model, tokens(model.config, length=5))
     for target, change, message in (
         (At("embed", pos=7), zero(), r"7 is out of range; the pass has 7 positions"),
-        (("attn_out", 1), resample(trace), r"\(2, 5, 12\) in the other pass and \(2, 7, 12\) here"),
+        (("attn_out", 1), resample(trace), r"\(2, 5, 12\) in the other pass and \(2, 7, 12\) in this one"),
         (("attn_out", 1), set_to(torch.ones(5)), r"\(5,\) does not fit \(2, 7, 12\)"),
         ("L0H0", add(torch.ones(3, 6)), r"\(3, 6\) does not fit \(2, 7, 6\)"),
         (("attn_out", 1), lambda x: x[:, :1], r"returned \(2, 1, 12\) for what is \(2, 7, 12\)"),
@@ -282,7 +282,7 @@ def test_a_steering_vector_is_a_difference_of_means_at_the_last_positions():
         ({"L0H0": 0}, "is not a change"),
         ({At("resid_pre0", pos=[1, 1]): zero()}, "one thing twice"),
         ({At("resid_pre0", pos=[-1, 6]): zero()}, "one thing twice"),
-        ({At("resid_pre0", pos=[]): zero()}, "names nothing"),
+        ({At("resid_pre0", pos=[]): zero()}, "is empty or has"),
     ],
 )
 def test_what_is_no_change_is_refused(changes, words):

@@ -241,7 +241,7 @@ def test_it_tells_how_far_it_is_and_can_be_stopped(monkeypatch):
         ({"clean": torch.zeros(2, 6, dtype=torch.long)}, r"\(2, 6\) and corrupt ids of \(2, 7\)"),
         ({"layers": [3]}, "3 is out of range; the model has 3 blocks"),
         ({"positions": [0, 7]}, "7 is out of range; the text has 7 positions"),
-        ({"positions": []}, "none is given"),
+        ({"positions": []}, "positions: empty"),
         ({"metric": TokenLogit(3, pos=9)}, "9 is out of range"),
         ({"metric": lambda logits: logits[0]}, r"returned \(7, 11\); it must return a number for each row, \(2,\)"),
         ({"mask": torch.ones(2, 6, dtype=torch.bool)}, r"\(2, 6\) for ids of \(2, 7\)"),

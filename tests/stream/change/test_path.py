@@ -133,7 +133,7 @@ def test_clean_into_clean_is_the_identity():
 @pytest.mark.parametrize(
     ("sender", "receiver", "message"),
     [
-        ("L1H0", "L0H1.q", r"'blocks\.0\.attn\.q' comes before 'blocks\.1\.attn\.z' has been written"),
+        ("L1H0", "L0H1.q", r"'blocks\.0\.attn\.q' comes before 'blocks\.1\.attn\.z' in the forward pass"),
         ("L1H0", "L1H1.q", "comes before"),
         ("1_mlp_out", "1_attn", "comes before"),
         ("L0H0.q", "final", r"'blocks\.0\.attn\.q' is not written to the stream"),

@@ -1,6 +1,6 @@
-"""Memory by its address, in compiled loops: the arrays that lie there, and a number that several threads change.
+"""Access to memory by address in Numba loops: arrays, and atomic counters.
 
-Nothing is checked: an address has to be that of memory which is alive. Needs Numba (extra `fast`).
+Nothing is checked: an address must belong to live memory. Needs Numba (extra `fast`).
 """
 
 from typing import Any
@@ -30,19 +30,19 @@ _float_at, _word_at = _pointer_to(types.float32), _pointer_to(types.int64)
 
 @njit
 def floats(address, n):
-    """n float32 at an address, as an array."""
+    """An array of n float32 at an address."""
     return carray(_float_at(address), (n,))
 
 
 @njit
 def words(address, n):
-    """n int64 at an address, as an array."""
+    """An array of n int64 at an address."""
     return carray(_word_at(address), (n,))
 
 
 @intrinsic
 def add_to(typing, address, value):
-    """Add to the int64 at an address, which several threads may do; returns what was there before."""
+    """Atomically add to the int64 at an address; returns its previous value."""
 
     def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
         at = builder.inttoptr(arguments[0], _WORD.as_pointer())
@@ -53,7 +53,7 @@ def add_to(typing, address, value):
 
 @intrinsic
 def seen_at(typing, address):
-    """The int64 at an address as other threads have left it."""
+    """Atomically load the int64 at an address."""
 
     def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
         return builder.load_atomic(builder.inttoptr(arguments[0], _WORD.as_pointer()), "seq_cst", 8)

@@ -1,7 +1,7 @@
 """float32 arithmetic for compiled loops: a b + c, e^x, the logistic function and tanh-GELU.
 
-Every operation is written out, and no flag lets the compiler join or reorder them. So a number has the same result, to
-the bit, in a vector and alone, and what is not finite stays so. Needs Numba (extra `fast`).
+Every operation is explicit, and no flag lets the compiler fuse or reorder them. So results are bit-identical in vector
+and scalar code, and non-finite values stay non-finite. Needs Numba (extra `fast`).
 """
 
 import math
@@ -23,13 +23,13 @@ LOWEST, HIGHEST = _f(-87), _f(88)
 LOG2_E, LN2_HIGH, LN2_LOW = _f(1 / math.log(2)), _f(0.693359375), _f(math.log(2) - 0.693359375)
 _HALF = math.log(2) / 2
 COEFFICIENTS = tuple(map(_f, Chebyshev.interpolate(np.exp, 6, [-_HALF, _HALF]).convert(kind=Polynomial).coef))
-"""Of r^0 to r^6: the polynomial that meets e^r at Chebyshev's points, and is within 1e-8 of it for |r| <= ln 2 / 2."""
+"""Coefficients of r^0 to r^6 of the Chebyshev interpolant of e^r, within 1e-8 of it for |r| <= ln 2 / 2."""
 ROUND = _f(3 << 22)
-"""Added to a float32 of moderate size, it leaves the nearest whole number in the low bits."""
+"""Added to a float32 of moderate size, it leaves the nearest integer in the low bits."""
 
 
 def fused(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """The code of a b + c, float32 or vectors of it, rounded once where the machine can."""
+    """LLVM code of a b + c, float32 or vectors, rounded once where the CPU has fused multiply-add."""
     suffix = f"v{a.type.count}f32" if isinstance(a.type, ir.VectorType) else "f32"
     kind = ir.FunctionType(a.type, [a.type] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.{suffix}"), [a, b, c])
@@ -37,7 +37,7 @@ def fused(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Va
 
 @intrinsic
 def multiply_add(typing, a, b, c):
-    """a b + c, rounded once where the machine can."""
+    """The value a b + c, rounded once where the CPU has fused multiply-add."""
 
     def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
         return fused(builder, *arguments)
@@ -47,7 +47,7 @@ def multiply_add(typing, a, b, c):
 
 @intrinsic
 def _power_of_two(typing, shifted):
-    """2^n, n being the low bits of `shifted`: they are put where a float32 has its exponent."""
+    """2^n, where n is in the low bits of `shifted`, which become the exponent of a float32."""
 
     def code(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
         word = ir.IntType(32)
@@ -59,7 +59,7 @@ def _power_of_two(typing, shifted):
 
 @njit
 def exp(x):
-    """e^x within 2 units of the last place, x held between -87 and 88; NaN stays NaN.
+    """e^x within 2 units in the last place, x clamped to [-87, 88]; NaN stays NaN.
 
     e^x = 2^n e^r with |r| <= ln 2 / 2, and e^r is a polynomial.
     """
@@ -79,11 +79,11 @@ def exp(x):
 
 @njit(error_model="numpy")
 def logistic(x):
-    """1 / (1 + e^-x)."""
+    """The logistic function 1 / (1 + e^-x)."""
     return ONE / (ONE + exp(-x))
 
 
 @njit(error_model="numpy")
 def gelu_tanh(x):
-    """x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), by one exponential (Hendrycks and Gimpel 2016)."""
+    """x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), with one exponential (Hendrycks and Gimpel 2016)."""
     return x / (ONE + exp(x * multiply_add(CUBE, x * x, ONE) * -SLOPE))

@@ -1,4 +1,4 @@
-"""Ablation: what a metric loses when one unit at a time is taken out of the pass."""
+"""Ablation: the change of a metric when one unit at a time is replaced by zero, its mean, or another pass's value."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,32 +26,32 @@ UNITS = ("branch", "head", "neuron")
 WAYS = ("zero", "mean", "resample")
 
 ANOTHER_CUT = (
-    "this model's stream is normalised or scaled where a branch joins it; there, to add zeros is not to drop the branch"
+    "this model normalises or scales the stream at a join, so a zero ablation of a write does not remove the whole join"
 )
-"""The note of a result whose zero ablations are not what dropping the branch, join and all, would give."""
+"""The note of a result whose zero ablations differ from removing the branch together with its join."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Effects:
-    """What the metric became without each unit, less what it was; of B rows."""
+    """The effect of ablating each unit on a metric, of B rows."""
 
     labels: list[str]
-    """`0_attn_out`, `L0H3`, `L0N17`; in the order of the forward pass."""
+    """The units, `0_attn_out`, `L0H3` or `L0N17`, in the order of the forward pass."""
     values: Tensor
-    """(units, B), metric without the unit - baseline."""
+    """The metric with the unit ablated less the baseline, (units, B)."""
     baseline: Tensor
-    """(B,), the metric of the whole model."""
+    """The metric of the unchanged model, (B,)."""
     how: str
     note: str = ""
-    """What a reader of the numbers should know."""
+    """A note on how to read the numbers, or ""."""
 
     @property
     def mean(self) -> Tensor:
-        """(units,), over the rows."""
+        """The mean effect over the rows, (units,)."""
         return self.values.mean(-1)
 
     def __getitem__(self, label: str) -> Tensor:
-        """One unit's, (B,). Raises ConfigError with the nearest label."""
+        """The effects of one unit, (B,). Raises ConfigError with the nearest label."""
         if label not in self.labels:
             raise ConfigError(f"label: no unit {label!r}; {nearest(label, self.labels)}")
         return self.values[self.labels.index(label)]
@@ -64,11 +64,11 @@ class Effects:
         return summary(title, self.top(SHOWN), len(self.labels))
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """`label` and `value`, the mean effect over the rows, of each unit."""
+        """Rows of plain values, one a unit: `label`, and `value`, the mean effect over the rows."""
         return Rows(map(Item, self.labels, self.mean.tolist())).to_dicts()
 
     def top(self, n: int = 10) -> Rows[Item]:
-        """The n units of the largest mean effect, by magnitude."""
+        """The n units with the largest mean effects, by magnitude."""
         return strongest(self.labels, self.mean.tolist(), n)
 
 
@@ -86,26 +86,26 @@ def ablation(
     should_stop: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Effects:
-    """The metric with each unit alone ablated, at all positions, less the metric of the whole model.
+    """The metric with one unit at a time ablated at all positions, less the metric of the unchanged model.
 
         effects = ms.ablation(model, "O Romeo", ms.TokenLogProb(" thou"), by="head", tokenizer=tokenizer)
-        effects.top(5)  # the heads that matter most to that answer
+        effects.top(5)  # the heads with the largest effects on this log-probability
 
-    Blocks before an ablated one are not run again, and units are run together.
+    Blocks before an ablated one are not run again, and units are run in batches.
 
     Args:
         model: any GPT.
         ids: (B, T); or rows of ids, or texts, of any lengths.
         metric: logits (B, T, V) -> (B,); see `metrics`.
         by: `branch`: each write to the stream; `head`: each head's `z`; `neuron`: each of the MLPs' `post`.
-        how: `zero`; `mean`, over the reference's rows and positions; `resample`, what the reference had there.
-        reference: a record, ids or texts. For `mean`, None is the ids themselves; for `resample`, it has their length,
+        how: `zero`; `mean`, over the reference's rows and positions; `resample`, the reference's value there.
+        reference: a record, ids or texts. For `mean` the default is `ids`; for `resample` it must have their length,
             and as many rows or one.
-        mask: (B, T) bool, false at padding; also of a reference that is given as ids of that shape.
+        mask: (B, T) bool, false at padding; also of a reference of ids of that shape.
         tokenizer: for texts, of the inputs and of the metric's tokens.
-        layers: the blocks whose units are ablated; None is all, which `neuron` has too many of.
+        layers: the blocks whose units are ablated; default all; required for `neuron`.
         should_stop: called between passes; it may raise.
-        progress: called with the units done and their number.
+        progress: called with the number of units done and of all units.
 
     Raises ConfigError for unknown units and ways, blocks out of range, `resample` without a reference, and a metric
     that does not return a number for each row.
@@ -114,9 +114,9 @@ def ablation(
         if value not in valid:
             raise ConfigError(f"{name}: unknown value {value!r}; {nearest(value, valid)}")
     if how == "resample" and reference is None:
-        raise ConfigError("reference: resample takes what another pass had; give its ids, or a record of it")
+        raise ConfigError("reference: resample needs another pass; give its ids, or a record of it")
     if by == "neuron" and layers is None:
-        raise ConfigError("layers: the neurons of all blocks are too many to ablate one by one; name blocks, [3]")
+        raise ConfigError("layers: the neurons of all blocks are too many to ablate; give blocks, [3]")
     chosen = choose_blocks(layers, model)
     targets = [(layer, label) for layer in chosen for label in _labels(model, by, layer)]
     if not targets:
@@ -150,5 +150,5 @@ def _labels(model: GPT, by: str, layer: int) -> Iterator[str]:
 
 
 def _drops(join: nn.Module) -> bool:
-    """Whether a write of zeros leaves the stream as it was."""
+    """Whether a write of zeros leaves the stream unchanged."""
     return isinstance(join.ln_add, Empty) and isinstance(join.skip, nn.Identity)

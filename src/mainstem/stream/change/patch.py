@@ -1,8 +1,7 @@
-"""Activation patching: the part of a clean pass that, put into a corrupted one, brings the clean behaviour back.
+"""Activation patching: run a corrupted input with activations of a clean one, and measure how much a metric recovers.
 
-Clean and corrupted inputs differ in what matters for a behaviour, and a metric tells the two apart. The effect of a
-patch is what the metric gains by it; 1 where the patch restores all of the difference, 0 where it restores none (Vig et
-al. 2020; Meng et al. 2022, section 2; Wang et al. 2022).
+The normalised effect of a patch is 1 where it restores the whole difference of the metric between clean and corrupted
+input, and 0 where it restores nothing (Vig et al. 2020; Meng et al. 2022, section 2; Wang et al. 2022).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,27 +28,27 @@ if TYPE_CHECKING:
     from mainstem.text.tokenizer import Tokenizer
 
 STREAM = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
-"""Patched at one position of one block."""
+"""Points that are patched at one position of one block."""
 HEADS = {"head": "z", "q": "q", "k": "k", "v": "v", "pattern": "pattern"}
-"""Patched for one head of one block, at all positions: what is asked for -> the point."""
+"""Points that are patched for one head of one block, at all positions, by the value of `what`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Patched:
-    """What patches did to a metric, of B pairs of a clean and a corrupted input."""
+    """The effect of patches on a metric, of B pairs of a clean and a corrupted input."""
 
     effects: Tensor
-    """(..., B), the metric of the patched pass less that of the corrupted one."""
+    """The metric of the patched pass less that of the corrupted pass, (..., B)."""
     clean: Tensor
-    """(B,), the metric of the clean pass."""
+    """The metric of the clean pass, (B,)."""
     corrupt: Tensor
-    """(B,), of the corrupted one."""
+    """The metric of the corrupted pass, (B,)."""
 
     @property
     def values(self) -> Tensor:
-        """(...), the normalised effect, (m_patched - m_corrupt) / (m_clean - m_corrupt), of the means over the pairs.
+        """The normalised effects, (m_patched - m_corrupt) / (m_clean - m_corrupt), of means over pairs, (...).
 
-        Raises ConfigError where the metric does not tell clean from corrupted.
+        Raises ConfigError where the metric is the same for clean and corrupted inputs.
         """
         gap = (self.clean - self.corrupt).mean()
         if gap == 0:
@@ -68,7 +67,7 @@ class Patched:
         return f"metric {clean:+.4g} clean, {corrupt:+.4g} corrupt (pairs: {len(self.clean)})"
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """`label`, `value` (the effect, in the metric's units), `clean` and `corrupt` of each pair."""
+        """Rows of plain values, one a pair: `label`, `value` (effect in the metric's units), `clean` and `corrupt`."""
         columns = self.effects.tolist(), self.clean.tolist(), self.corrupt.tolist()
         return [
             {"label": f"pair {pair}", "value": effect, "clean": clean, "corrupt": corrupt}
@@ -76,7 +75,7 @@ class Patched:
         ]
 
     def top(self, n: int = 10) -> Rows[Item]:
-        """The n pairs of the largest effect, by magnitude."""
+        """The n pairs with the largest effects, by magnitude."""
         effects = self.effects.tolist()
         return strongest([f"pair {pair}" for pair in range(len(effects))], effects, n)
 
@@ -92,7 +91,7 @@ class Grid(Patched):
     """Positions, or heads."""
 
     def label(self, row: int, column: int) -> str:
-        """What a cell is of: `2_attn_out at 5`, `L2H3`, `L2H3.q`."""
+        """The label of a cell: `2_attn_out at 5`, `L2H3`, `L2H3.q`."""
         layer, at = self.layers[row], self.columns[column]
         if self.what in HEADS:
             return names.head(layer, at, "" if self.what == "head" else self.what)
@@ -106,7 +105,7 @@ class Grid(Patched):
         return summary(title, self.top(SHOWN), len(self.layers) * len(self.columns))
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """`label`, `layer`, `position` or `head`, and `value`, the normalised effect, of each cell."""
+        """Rows of plain values, one a cell: `label`, `layer`, `position` or `head`, and `value` (normalised effect)."""
         column = "head" if self.what in HEADS else "position"
         return [
             {"label": self.label(i, j), "layer": layer, column: self.columns[j], "value": value}
@@ -115,7 +114,7 @@ class Grid(Patched):
         ]
 
     def top(self, n: int = 10) -> Rows[Item]:
-        """The n cells of the largest normalised effect, by magnitude."""
+        """The n cells with the largest normalised effects, by magnitude."""
         return Rows(Item(cell["label"], cell["value"]) for cell in self.to_dicts()).top(n)
 
 
@@ -129,7 +128,7 @@ def patch(
     mask: Tensor | None = None,
     tokenizer: "Tokenizer | None" = None,
 ) -> Patched:
-    """The corrupted pass with the clean values at targets, all at once; `effects` is (B,).
+    """Patch clean values at targets, all at once, into the corrupted pass; `effects` is (B,).
 
     Args:
         model: any GPT.
@@ -168,26 +167,26 @@ def patch_grid(
     should_stop: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Grid:
-    """The corrupted pass with the clean value in one place, for every place of a grid.
+    """Patch the clean value of one block and position, or one head, into the corrupted pass, for every cell of a grid.
 
         metric = ms.LogitDifference(" thee", " you")
         grid = ms.patch_grid(model, "I pray thee, sir, I pray", "I pray you, sir, I pray", metric, tokenizer=tokenizer)
-        grid.top(5)  # where the difference lies: `0_resid_pre at 2`
+        grid.top(5)  # the blocks and positions with the largest effects
 
     Blocks and positions before a patch are not run again, so a cell costs a part of a pass.
 
     Args:
         model: any GPT.
         clean, corrupt: ids, (B, T) both; or rows of ids, or texts, row by row of as many tokens.
-        metric: logits (B, T, V) -> (B,); one of a single position, as in `metrics`, has only that unembedded.
+        metric: logits (B, T, V) -> (B,); for one at a single position (`metrics.AtPosition`), only that is unembedded.
         what: `resid_pre resid_mid resid_post attn_out mlp_out`: one block at one position. `head` (its `z`),
             `q k v pattern`: one head of one block, at all positions together.
         mask: (B, T) bool, false at padding, of both.
         tokenizer: for texts, of the inputs and of the metric's tokens.
-        layers: blocks; None is all.
-        positions: those of the grid; for heads, those that are patched. None is all.
+        layers: the blocks; default all.
+        positions: the positions of the grid; for heads, the positions that are patched; default all.
         should_stop: called between chunks; it may raise.
-        progress: called with the cells done and their number.
+        progress: called with the number of cells done and of all cells.
 
     Raises ConfigError for inputs of unequal shapes, an unknown `what`, blocks and positions out of range, and a metric
     that does not return a number for each row.
@@ -224,9 +223,9 @@ def attribution_patch(
     layers: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
 ) -> Grid:
-    """`patch_grid` to first order, by one backward pass: (clean - corrupt) . the metric's gradient at corrupt.
+    """Attribution patching: `patch_grid` to first order, (clean - corrupt) . the metric's gradient at corrupt.
 
-    The arguments and errors are those of `patch_grid`. Nanda 2023, "Attribution Patching".
+    It takes one backward pass. The arguments and errors are those of `patch_grid`. Nanda 2023, "Attribution Patching".
     """
     clean, corrupt, mask = paired(model, clean, corrupt, mask, tokenizer)
     metric = with_ids(metric, tokenizer)
@@ -240,13 +239,13 @@ def attribution_patch(
         before, without = (measured(model, record["resid_final"], metric) for record in (source, trace))
         effects = []
         for target in targets:
-            moved = (source[target] - trace[target]) * trace.gradient(target)
+            attribution = (source[target] - trace[target]) * trace.gradient(target)
             if what == "pattern":  # (B, H, T, T)
-                effects.append(moved[:, :, at].sum((2, 3)).T)
+                effects.append(attribution[:, :, at].sum((2, 3)).T)
             elif what in HEADS:  # (B, T, H, D)
-                effects.append(moved[:, at].sum((1, 3)).T)
+                effects.append(attribution[:, at].sum((1, 3)).T)
             else:  # (B, T, C)
-                effects.append(moved[:, at].sum(2).T)
+                effects.append(attribution[:, at].sum(2).T)
     columns = list(range(model.config.n_head)) if what in HEADS else at
     return Grid(torch.stack(effects), before, without, what, chosen, columns)
 
@@ -258,13 +257,13 @@ def _cells(
     layers: Sequence[int] | None,
     positions: Sequence[int] | None,
 ) -> tuple[list[int], list[int], list[str]]:
-    """Blocks, positions, and the point of each block."""
+    """The blocks and positions of a grid, and the point of each block."""
     if what not in (*STREAM, *HEADS):
         raise ConfigError(f"what: unknown value {what!r}; {nearest(what, (*STREAM, *HEADS))}")
     chosen = choose_blocks(layers, model)
     at = sorted({position(pos, T) for pos in (range(T) if positions is None else positions)})
     if not at:
-        raise ConfigError("positions: none is given; give at least one, or None for all")
+        raise ConfigError("positions: empty; give at least one, or None for all")
     return chosen, at, [locate((HEADS.get(what, what), layer), model).point for layer in chosen]
 
 
@@ -279,9 +278,8 @@ def _by_position(
 ) -> Tensor:
     """The metric of each cell, (layers, positions, B).
 
-    But for attention, a block works on each position by itself. So the patch of a write, or of the stream, at one
-    position is another stream at that position where the next block begins, and nothing else. What that would be, at
-    all positions at once, is told by one pass of the patched block.
+    Only attention moves information between positions. So a patch of a write, or of the stream, at one position changes
+    the input of the next block at that position alone. One pass of the patched block computes it for all positions.
     """
     B, T = base.record.ids.shape
     later = 0 if what == "resid_pre" else 1
@@ -303,7 +301,7 @@ def _by_position(
 
 
 def _parts(layers: int, positions: list[int], B: int, T: int) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of the grid that are run together, from the first of their positions on."""
+    """Rows and columns of the grid that are run together."""
     first = 0
     while first < len(positions):
         size = max(1, ROOM // (B * (T - positions[first])))  # copies at once
@@ -314,14 +312,14 @@ def _parts(layers: int, positions: list[int], B: int, T: int) -> Iterator[tuple[
 
 
 def _patched(base: Rerun, source: Record, key: tuple[str, int]) -> Tensor:
-    """The stream, (B, T, C), where the next block begins, with the point of a block patched at every position."""
+    """The input of the next block, (B, T, C), with a point of a block patched at every position."""
     if key[0] == "resid_pre":
         return source[key]
     return base.left(key[1], [Intervention(base.model, {key: resample(source)})])[0]
 
 
 def _at_each(stream: Tensor, patched: Tensor, positions: list[int]) -> Tensor:
-    """The stream from the first position on, (positions, B, T - first, C), in each copy patched at one position."""
+    """Copies of the stream from the first position on, (positions, B, T - first, C), each patched at one position."""
     start, rows = positions[0], torch.arange(len(positions))
     copies = stream[:, start:].repeat(len(positions), 1, 1, 1)
     copies[rows, :, torch.tensor(positions) - start] = patched[:, positions].transpose(0, 1)

@@ -1,9 +1,8 @@
-"""Path patching: what one write does to another branch directly, with every other way closed.
+"""Path patching: the direct effect of one write on a later branch, with all other paths frozen.
 
-Two passes of the corrupted input. In the first the sender writes what it wrote in the clean pass, and every branch
-after it what it wrote in the corrupted one; so what is new to the receivers has come from the sender alone, along the
-stream. What they make of it is kept, and in the second pass, with nothing frozen, it is put in their place (Wang et al.
-2022; Goldowsky-Dill et al. 2023). Norms are frozen in neither.
+There are two passes of the corrupted input. In the first, the sender has its clean value and every later branch its
+corrupted write, so the receivers differ only by the direct path from the sender. In the second, the receivers have
+these values, and nothing is frozen (Wang et al. 2022; Goldowsky-Dill et al. 2023). Norms recompute their scales.
 """
 
 from typing import TYPE_CHECKING
@@ -44,12 +43,12 @@ def path_patch(
 
     Args:
         model: any GPT.
-        clean, corrupt: ids, (B, T) both; or rows of ids, or texts, row by row of as many tokens.
+        clean, corrupt: ids, (B, T) both; or rows of ids, or texts, with equally many tokens in each pair of rows.
         sender: a head `L0H1`, a neuron `L0N17`, a branch `0_mlp_out`, or `embed`; or `At` some positions of one.
-        receivers: one or a list: what a head reads, `L1H2.q`, `.k` or `.v`, or all three, `L1H2`; a branch, `1_mlp` or
-            `1_attn`; or `final`, what `ln_f` reads. A branch that receives is known by what it then writes.
+        receivers: one or a list: an input of a head, `L1H2.q`, `.k` or `.v`, or all three, `L1H2`; a branch, `1_mlp` or
+            `1_attn`; or `final`, the input of `ln_f`. A receiving branch is patched at its write.
         metric: logits (B, T, V) -> (B,); see `metrics`.
-        freeze_mlps: whether MLPs keep what they wrote; False counts paths through them as direct, as Wang et al. do.
+        freeze_mlps: whether MLPs are frozen; False counts paths through them as direct, as Wang et al. do.
         mask: (B, T) bool, false at padding, of both.
         tokenizer: for texts, of the inputs and of the metric's tokens.
 
@@ -90,7 +89,7 @@ def _keep(received: dict[int, Tensor], i: int) -> Change:
 
 
 def _receiver(target: Target, model: GPT) -> Target:
-    """The target at which a receiver is known. Raises ConfigError for the stream between branches."""
+    """The target at which a receiver is patched. Raises ConfigError for the stream between branches."""
     at = target if isinstance(target, At) else At(target)
     branch = isinstance(at.target, str) and parse_label(at.target).name in ("attn", "mlp")
     key = FINAL if at.target == "final" else f"{at.target}_out" if branch else at.target
@@ -108,5 +107,5 @@ def _sender(target: Target, receivers: list[Target], model: GPT) -> str:
     for receiver in receivers:
         reads = locate(receiver, model).point
         if join_index(model, reads) <= join_index(model, point):
-            raise ConfigError(f"receiver: {reads!r} comes before {point!r} has been written; a path goes onwards")
+            raise ConfigError(f"receiver: {reads!r} comes before {point!r} in the forward pass; give a later receiver")
     return point

@@ -1,11 +1,11 @@
-"""A pass that was recorded, of which only the part that a change can reach is run again.
+"""Rerun of a recorded pass under changes, limited to the blocks and positions that a change can affect.
 
-A change in block l leaves every block before l as it was; and, attention being causal, a change at position t leaves
-every position before t as it was. So the record keeps the stream before each block, where a rerun enters, and each
-block's keys and values, which the positions that run again read as they would from a cache.
+A change in block l does not affect earlier blocks, and since attention is causal, a change at position t does not
+affect earlier positions. So the record has the stream before each block, where a rerun starts, and each block's keys
+and values, which rerun positions read as from a KV cache.
 
-Many changes are measured in one sweep up the stack. The changed copies of the batch join it where each one's change is
-behind it, so each block runs once for all that have joined, in one large product.
+Many changes are measured in one sweep through the blocks. Each changed copy of the batch joins after its changed block,
+so every block runs once, on one large batch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,14 +28,14 @@ from mainstem.stream.points import position
 from mainstem.stream.record import Record
 
 ROOM = 1024
-"""Positions that are run at once, all copies together: enough to fill a product, and little memory. A copy that is
-longer runs alone."""
+"""Positions per pass over all copies: large enough for efficient products, with little memory. A longer copy runs
+alone."""
 
 
 def recorded(model: GPT, ids: Ids, points: Iterable[str], mask: Tensor | None = None) -> Record:
-    """One pass in evaluation mode and without gradients, recorded at points by our names.
+    """Record points of one pass, in evaluation mode and without gradients.
 
-    Raises what `padded` refuses.
+    Raises as `padded` does.
     """
     ids, mask = padded(model, ids, mask)
     tap = Recorder(points)
@@ -45,7 +45,7 @@ def recorded(model: GPT, ids: Ids, points: Iterable[str], mask: Tensor | None = 
 
 
 def choose_blocks(layers: Sequence[int] | None, model: GPT) -> list[int]:
-    """The blocks chosen, in order; all if None. Raises ConfigError for none, and for one that is not there."""
+    """The chosen blocks in order; all if None. Raises ConfigError for an empty choice and a block out of range."""
     L = len(model.blocks)
     chosen = range(L) if layers is None else layers
     if isinstance(chosen, int):
@@ -54,42 +54,42 @@ def choose_blocks(layers: Sequence[int] | None, model: GPT) -> list[int]:
         if not -L <= layer < L:
             raise ConfigError(f"layers: {layer} is out of range; the model has {L} blocks, from 0")
     if not chosen:
-        raise ConfigError(f"layers: there is no block among them; the model has {L}")
+        raise ConfigError(f"layers: empty; give at least one of the model's {L} blocks")
     return sorted({layer % L for layer in chosen})
 
 
 class Prefix(NamedTuple):
-    """A block's slot of a cache: keys and values of the positions that are not run again, for any number of copies."""
+    """The KV cache entry of a block for a rerun: keys and values of earlier positions, for any number of copies."""
 
     keys: Tensor  # (B, H, start, D)
     values: Tensor  # (B, H, start, D)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Of n copies, (n B, H, T - start, D) -> (n B, H, T, D)."""
+        """Prepend the earlier keys and values for n copies, (n B, H, T - start, D) -> (n B, H, T, D)."""
         n = k.shape[0] // self.keys.shape[0]
         return torch.cat([self.keys.repeat(n, 1, 1, 1), k], 2), torch.cat([self.values.repeat(n, 1, 1, 1), v], 2)
 
 
 class Rerun:
-    """A pass, measured, whose end can be run again under changes. To be used within `no_grad` and `evaluating`.
+    """A recorded pass with its metric, which can be rerun under changes. Use it within `no_grad` and `evaluating`.
 
     Args:
         model: any GPT.
         ids: (B, T).
-        metric: of the logits, (B,).
+        metric: logits (B, T, V) -> (B,).
         mask: (B, T) bool, false at padding.
-        points: what else is recorded.
+        points: further points to record.
     """
 
     def __init__(self, model: GPT, ids: Ids, metric: Metric, mask: Tensor | None = None, points: Iterable[str] = ()):
         inside = ("resid_pre", "attn.k", "attn.v")
-        kept = [names.point(name, index) for index in range(len(model.blocks)) for name in inside]
+        entries = [names.point(name, index) for index in range(len(model.blocks)) for name in inside]
         self.model, self.metric = model, metric
-        self.record = recorded(model, ids, [*kept, "resid_final", *points], mask)
+        self.record = recorded(model, ids, [*entries, "resid_final", *points], mask)
         self.baseline = measured(model, self.record["resid_final"], metric)  # (B,)
 
     def entry(self, block: int) -> Tensor:
-        """The stream, (B, T, C), before a block; before the one after the last, what `ln_f` reads."""
+        """The stream before a block, (B, T, C); for the index after the last block, the input of `ln_f`."""
         last = block == len(self.model.blocks)
         return self.record.values[names.FINAL if last else names.point("resid_pre", block)]
 
@@ -100,13 +100,11 @@ class Rerun:
         return self.model.blocks[block](x, self._view(n), None, scope).unflatten(0, (n, -1))
 
     def final(self, entering: Mapping[int, Tensor], start: int = 0) -> Tensor:
-        """`resid_final` of all copies, (n, B, T - start, C), when each has gone through the blocks left to it.
+        """`resid_final` of all copies, (n, B, T - start, C), in the order of the blocks at which they enter.
 
         Args:
-            entering: block -> the copies that are first changed there, (n, B, T - start, C); block L is the end.
-            start: the first position that differs in any of them.
-
-        They are in the order of their blocks.
+            entering: block -> the copies of the stream that enter before it, (n, B, T - start, C); L is after the last.
+            start: the first position at which a copy differs.
         """
         B, L = self.record.ids.shape[0], len(self.model.blocks)
         live: list[Tensor] = []
@@ -120,7 +118,7 @@ class Rerun:
         return x.unflatten(0, (-1, B))
 
     def measure(self, final: Tensor, start: int = 0) -> Tensor:
-        """The metric of each copy, (n, B), by what `final` returned."""
+        """The metric of each copy, (n, B), from the result of `final`."""
         B, T = self.record.ids.shape
         if not isinstance(self.metric, AtPosition):
             before = self.record.logits[:, :start]
@@ -141,10 +139,10 @@ class Rerun:
         """The metric under each change alone, (n, B).
 
         Args:
-            changes: each a block, and what is changed inside it; in the order of the blocks.
-            start: the first position that any of them changes.
+            changes: pairs of a block and an intervention inside it, in the order of the blocks.
+            start: the first position that is changed.
             should_stop: called between chunks; it may raise.
-            progress: called with the changes done and their number.
+            progress: called with the number of changes done and of all changes.
         """
         B, T = self.record.ids.shape
         size, parts = max(1, ROOM // (B * (T - start))), []
@@ -157,7 +155,7 @@ class Rerun:
         return torch.cat(parts)
 
     def _view(self, n: int, start: int = 0) -> View:
-        """What n copies' queries from `start` on may see."""
+        """The mask and rotation for n copies of the positions from `start` on."""
         T, view = self.record.ids.shape[1], self.record.view
         mask = view.mask
         if mask is None and start:
@@ -175,5 +173,5 @@ class Rerun:
 
 
 def _copied(x: Tensor, n: int) -> Tensor:
-    """(B, ...), four axes, for n copies of the batch; one row serves all of them as it is."""
+    """A tensor (B, ...) of four axes repeated for n copies of the batch; a single row is returned as it is."""
     return x if x.shape[0] == 1 else x.repeat(n, 1, 1, 1)

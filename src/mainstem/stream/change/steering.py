@@ -1,4 +1,4 @@
-"""Steering: a direction of the stream that stands for a difference between texts."""
+"""Steering vectors: the difference of mean activations between two sets of texts."""
 
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,8 @@ def steering_vector(
     Args:
         model: any GPT.
         positive, negative: texts, or rows of ids, of any lengths and numbers.
-        point: where: of the stream (C,); of a head (D,), `L1H3`; any target but `pattern`.
-        tokenizer: for texts.
+        point: any target except `pattern`; a point of the stream gives (C,), a head `L1H3` gives (D,).
+        tokenizer: required for texts.
 
     Add it with `Intervention(model, {point: add(vector, scale)})`. Rimsky et al. 2023, Contrastive Activation Addition.
     """
@@ -34,5 +34,5 @@ def steering_vector(
     if spot.of_pattern or spot.pos is not None:
         raise ConfigError(f"point: {point!r} is not a vector at each text's last position; give ('resid_post', 3)")
     sides = (capture(model, ids, [spot.point], tokenizer=tokenizer)[spot.point] for ids in (positive, negative))
-    more, less = (spot.part(values)[:, -1].mean(0) for values in sides)
-    return more - less
+    positive_mean, negative_mean = (spot.part(values)[:, -1].mean(0) for values in sides)
+    return positive_mean - negative_mean
