@@ -68,9 +68,7 @@ def test_a_capture_and_a_steering_vector_take_texts():
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_without_a_tokenizer_texts_are_refused_by_an_argument_that_the_call_has(name):
-    with pytest.raises(
-        DataError, match="'the man' is a text, and there is no tokenizer; give ids, or `tokenizer`"
-    ):
+    with pytest.raises(DataError, match="'the man' is a text, and there is no tokenizer; give ids, or `tokenizer`"):
         PAIRS[name](model(), CLEAN, CORRUPT, metric=TokenLogit(3))
     with pytest.raises(ConfigError, match="token: 'a' is a text, and there is no tokenizer; give an id"):
         PAIRS[name](model(), ids(CLEAN), ids(CORRUPT), metric=TokenLogit("a"))
