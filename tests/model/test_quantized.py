@@ -165,7 +165,7 @@ def test_nonsense_is_refused():
     model = build(small(), torch.float32)
     with pytest.raises(ConfigError, match="weights: unknown value 'int4'; did you mean 'int8'"):
         quantize(model, "int4")
-    with pytest.raises(ConfigError, match="the model's are int8 already"):
+    with pytest.raises(ConfigError, match="the model is int8 already"):
         quantize(quantize(model, "int8"), "bf16")
     with torch.no_grad():
         model.blocks[1].attn.c_proj.weight[2, 1] = float("nan")

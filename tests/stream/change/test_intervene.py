@@ -231,8 +231,8 @@ def test_positions_from_the_end_are_those_of_a_whole_pass():
         ("blocks.1.res_1.ln_in.scale", r"statistic of a norm"),
         ("ln_f.mean", r"statistic of a norm"),
         (("scores", 1), r"computed from other points"),
-        (At("L0H1", units=0), r"names one already"),
-        (At(("resid_pre", 0), units=0), r"neither heads nor neurons"),
+        (At("L0H1", units=0), r"already names a unit"),
+        (At(("resid_pre", 0), units=0), r"without heads or neurons"),
     ],
 )
 def test_a_target_that_is_not_there_is_refused(target, message):
@@ -253,7 +253,7 @@ def test_what_does_not_fit_is_refused_with_both_shapes():
         tap = Intervention(model, {target: change})
         with pytest.raises(ConfigError, match=message):
             model(ids, tap=tap)
-    with pytest.raises(ConfigError, match=r"not the whole of 'blocks\.0\.attn\.z', which has 4 axes"):
+    with pytest.raises(ConfigError, match=r"does not match 'blocks\.0\.attn\.z', which has 4 axes"):
         Intervention(model, {"L0H0": mean(torch.ones(2, 7, 6))})
 
 
@@ -280,8 +280,8 @@ def test_a_steering_vector_is_a_difference_of_means_at_the_last_positions():
         ({"L0H0": mean}, "must return a tensor"),
         ({"L0H0": lambda x: None}, "must return a tensor"),
         ({"L0H0": 0}, "is not a change"),
-        ({At("resid_pre0", pos=[1, 1]): zero()}, "one thing twice"),
-        ({At("resid_pre0", pos=[-1, 6]): zero()}, "one thing twice"),
+        ({At("resid_pre0", pos=[1, 1]): zero()}, "has an index twice"),
+        ({At("resid_pre0", pos=[-1, 6]): zero()}, "has an index twice"),
         ({At("resid_pre0", pos=[]): zero()}, "is empty or has"),
     ],
 )
