@@ -150,7 +150,7 @@ def test_gradients_reach_patterns_and_frozen_parameters():
         ([[1, 2], []], DataError, ["no tokens"]),
         ([[1, 11]], DataError, ["11", "0..10"]),
         (torch.tensor([[1, 2, 99]]), DataError, ["99"]),
-        ("text", DataError, ["tokenizer="]),
+        ("text", DataError, ["`tokenizer`"]),
         ([[1] * 9], ConfigError, ["n_ctx 8"]),
         (torch.zeros(1, 0, dtype=torch.long), DataError, ["(1, 0)", "at least one"]),
         (torch.zeros(1, 2), DataError, ["float32", "whole numbers"]),
@@ -166,7 +166,7 @@ def test_ids_that_are_not_ids(ids, error_type, words):
 @pytest.mark.parametrize(
     ("mask", "words"),
     [
-        (torch.ones(1, 7), "of theirs"),
+        (torch.ones(1, 7), "give the same shape"),
         (torch.tensor([[1] * 7, [1] * 5 + [0] * 2]), "on the left"),
         (torch.tensor([[1] * 7, [0, 1, 0, 1, 1, 1, 1]]), "on the left"),
     ],
