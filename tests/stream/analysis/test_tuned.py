@@ -257,7 +257,7 @@ def test_what_cannot_be_saved_leaves_the_file_that_was_there(taught, tmp_path, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(TrainingFailed, match="no room"):
+    with pytest.raises(TrainingFailed, match="no space left"):
         TunedLens(model).save(path, model)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["lens"]
