@@ -180,7 +180,7 @@ def measure(
     compiled step.
     """
     there = store.build()
-    store.load.cache_clear()
+    store._load.cache_clear()
     if not there and store.underway():
         raise RunError("another process is compiling the step; try again in a minute")
     if store.load("fp32") is None:

@@ -21,10 +21,10 @@ from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.model.kernels.gelu import gelu_bias
 from mainstem.model.mlp import MLP
-from mainstem.training.compiled import compile_blocks
 from mainstem.training.device import Device
 from mainstem.training.evaluate import loss_sum
 from mainstem.training.optim import Optimizer
+from mainstem.training.torch_compile import compile_blocks
 
 PEAKS = {
     "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12,

@@ -13,7 +13,7 @@ IN_PLACE = {
     "trunc_normal_", "xavier_normal_", "xavier_uniform_", "kaiming_normal_", "kaiming_uniform_", "orthogonal_",
 }  # fmt: skip
 SEEDED = {"np.random.default_rng", "numpy.random.default_rng", "random.Random"}
-READS = {"random.getstate"}
+DRAWS_NOTHING = {"random.getstate"}
 CLOCKS = {f"time.{name}{unit}" for name in ("time", "perf_counter", "process_time") for unit in ("", "_ns")}
 
 
@@ -25,7 +25,8 @@ def faults(source):
         name = ast.unparse(call.func)
         owner, _, last = name.rpartition(".")
         drawn = (owner == "torch" and last in DRAWS) or last in IN_PLACE
-        unseeded = owner in ("np.random", "numpy.random", "random") and not (name in SEEDED and call.args) and name not in READS
+        harmless = (name in SEEDED and call.args) or name in DRAWS_NOTHING
+        unseeded = owner in ("np.random", "numpy.random", "random") and not harmless
         ours = any(argument.arg == "generator" for argument in call.keywords)
         if (drawn and not ours) or unseeded or (owner == "torch" and last in WITHOUT_GENERATOR) or name in CLOCKS:
             found.append((call.lineno, name))

@@ -38,7 +38,7 @@ def compiled_step(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         with FileLock(folder / "worker.lock"):  # the other workers of pytest-xdist wait for the first
             store.build()
-        store.load.cache_clear()
+        store._load.cache_clear()
         assert store.load("fp32") is not None
         yield
-    store.load.cache_clear()
+    store._load.cache_clear()

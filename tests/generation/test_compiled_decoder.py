@@ -249,7 +249,7 @@ def test_it_says_what_pytorch_says(lively, steps, monkeypatch, fields, weights):
 class Watch:
     """A tap that changes nothing."""
 
-    points, writes = ("resid_final",), ()
+    points = ("resid_final",)
 
     def __call__(self, point, tensor):
         return tensor

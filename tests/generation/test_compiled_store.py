@@ -35,9 +35,9 @@ def test_a_folder_that_is_not_whole_is_not_there(tmp_path, monkeypatch):
         else:
             (copy / store.READY).unlink()
         assert not store.ready()
-        store.load.cache_clear()
+        store._load.cache_clear()
         assert store.load("fp32") is None
-    store.load.cache_clear()
+    store._load.cache_clear()
 
 
 def test_its_name_says_what_it_was_made_from(tmp_path, monkeypatch):
@@ -120,11 +120,11 @@ def test_the_process_in_the_background_imports_nothing_from_the_current_folder(t
 
 def test_no_room_for_it_is_no_fault(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-    store.load.cache_clear()
+    store._load.cache_clear()
     assert not store.ready()
     assert not store.start()
     assert store.load("fp32") is None
-    store.load.cache_clear()
+    store._load.cache_clear()
 
 
 @pytest.mark.parametrize("name", store.SETTINGS)
@@ -162,13 +162,13 @@ def test_what_is_missing_stops_no_text(lively, monkeypatch, lack):
         monkeypatch.setattr(store, "SOURCES", ("generation/compiled/not_there",))
     else:
         monkeypatch.setattr(store.importlib, "import_module", missing)
-    store.load.cache_clear()
+    store._load.cache_clear()
     assert store.folder() is None
     assert (store.ready(), store.underway(), store.failure()) == (False, False, None)
     assert not store.build()
     assert not store.start()
     assert len(generate_ids(lively(), [[1]], max_new_tokens=3)[0]) == 3
-    store.load.cache_clear()
+    store._load.cache_clear()
 
 
 @pytest.fixture

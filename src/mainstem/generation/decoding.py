@@ -11,7 +11,7 @@ from mainstem.config import MAX_NEW_TOKENS, Sampling
 from mainstem.errors import ConfigError, DataError, nearest
 from mainstem.generation.engine import Engine
 from mainstem.generation.sampling import choose, row_generator
-from mainstem.generation.text import Decoder, Utf8Guard, utf8_state
+from mainstem.generation.utf8 import TextDecoder, Utf8Guard, utf8_state
 from mainstem.model.gpt import GPT
 from mainstem.model.tap import Tap
 
@@ -50,7 +50,7 @@ class _Row:
     ids: list[int]  # the prompt, then the generated ids
     prompt: int  # the number of prompt ids
     generator: torch.Generator
-    decoder: Decoder
+    decoder: TextDecoder
     notices: list[str] = field(default_factory=list)  # for the next chunk
     finish_reason: FinishReason | None = None
 
@@ -171,7 +171,7 @@ def stream_text(
         ids, notices = _prompt_ids(number, prompt, tokenizer, len(token_bytes), n_ctx)
         before = b"".join(token_bytes[i] for i in ids)
         for sample in range(n):
-            decoder, generator = Decoder(stops, before), row_generator(seed, sample)
+            decoder, generator = TextDecoder(stops, before), row_generator(seed, sample)
             rows.append(_Row(number * n + sample, list(ids), len(ids), generator, decoder, list(notices)))
 
     if lookup and len(rows) > 1:

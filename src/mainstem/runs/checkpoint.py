@@ -1,5 +1,8 @@
 """Checkpoints: tensors in safetensors, everything else in JSON; a folder that is written atomically.
 
+A checkpoint is valid if every file has the size and sha256 of its manifest (`atomic.fault`); `runs/folder.py` chooses
+the newest valid one.
+
 No pickle is read or written. Every tensor is read to the CPU first, whichever device wrote it.
 """
 

@@ -24,7 +24,7 @@ from mainstem.model.quantized import weights_of
 from mainstem.runs import checkpoint
 from mainstem.text.tokenizer import Tokenizer
 from mainstem.text.tokens import Prepared, Windows, bytes_per_token
-from mainstem.training import allocator, compiled, doctor
+from mainstem.training import allocator, doctor, torch_compile
 from mainstem.training.device import Device
 from mainstem.training.evaluate import evaluate
 from mainstem.training.events import CheckpointDue, Evaluated, Evaluating, Event, Notice, Observed, Sampled, Step
@@ -116,9 +116,9 @@ class Training:
                 self.optimizer.zero_grad()  # what an interrupted step has left
                 (allocator.return_freed if self.config.recompute else allocator.keep_freed)()
                 if self.config.compile:
-                    stack.enter_context(compiled.recompile_limit(self.model))
+                    stack.enter_context(torch_compile.recompile_limit(self.model))
                     x, y = (self._to_device(part[: self.config.windows_at_once]) for part in self._batch())
-                    yield Notice(compiled.compile_blocks(self.model, x, y, self.device))
+                    yield Notice(torch_compile.compile_blocks(self.model, x, y, self.device))
                 self.model.train()
             yield from self._evaluate_if_due()
             while self.done < self.config.steps:

@@ -77,11 +77,18 @@ def _verified(path: Path) -> bool:
     return False
 
 
-@functools.cache
 def load(weights: Weights) -> Callable[..., bool] | None:
-    """The compiled step for weights of this storage; None if it is not available, whatever the reason."""
+    """The compiled step for weights of this storage; None if it is not available, whatever the reason.
+
+    What is not there yet is looked for again at the next text.
+    """
     path = folder()
-    if path is None or not _verified(path):
+    return None if path is None or not path.is_dir() else _load(path, weights)
+
+
+@functools.cache
+def _load(path: Path, weights: Weights) -> Callable[..., bool] | None:
+    if not _verified(path):
         return None
     try:
         return _compile(path, (weights,))

@@ -11,9 +11,9 @@ from mainstem.errors import Interrupted
 from mainstem.model.block import Block
 from mainstem.model.gpt import GPT
 from mainstem.runs.folder import RunFolder
-from mainstem.training.compiled import compile_blocks
 from mainstem.training.device import Device
 from mainstem.training.events import Notice
+from mainstem.training.torch_compile import compile_blocks
 from models import small, tokens
 from training_runs import StopAt, cut, end, finish, training
 

@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mainstem.errors import ConfigError
-from mainstem.generation import text as module
-from mainstem.generation.text import BROKEN, NEXT, START, Decoder, Utf8Guard, utf8_state
+from mainstem.generation import utf8 as module
+from mainstem.generation.utf8 import BROKEN, NEXT, START, TextDecoder, Utf8Guard, utf8_state
 from mainstem.text.tokenizer import Bytes
 
 FAMILY = "안녕👩‍👩‍👧 하늘🇰🇷 e\u0301 ﷽ 한 \U0010ffff\ud7ff\ue000\x00"
@@ -37,7 +37,7 @@ def pieces(data, cuts):
 
 def run(parts, stops=(), before=b""):
     """What a decoder streams for these parts, flush included."""
-    decoder = Decoder(stops, before)
+    decoder = TextDecoder(stops, before)
     out = [decoder.feed(part) for part in parts]
     return [*out, decoder.flush()], decoder
 
@@ -106,7 +106,7 @@ def test_a_walk_over_allowed_tokens_is_always_text(choices):
     """Over tokens of one to three bytes, whatever they are cut from."""
     source = FAMILY.encode("utf-8", "surrogatepass")
     tokens = [*Bytes.token_bytes, *(source[i : i + 3] for i in range(len(source)))]
-    guard, decoder, data, text = Utf8Guard(tokens, eot_id=256), Decoder(), b"", ""
+    guard, decoder, data, text = Utf8Guard(tokens, eot_id=256), TextDecoder(), b"", ""
     for choice in choices:
         allowed = np.flatnonzero(~guard.forbidden[utf8_state(decoder.pending)])
         token = tokens[allowed[choice % len(allowed)]]
@@ -181,7 +181,7 @@ def test_bytes_that_are_no_text_become_replacement_characters_and_an_open_end_is
 
 @pytest.mark.parametrize("data", [b"a\xed\xa0", b"a\xff", b"a\xf0\x80"])
 def test_after_bytes_that_are_no_text_the_guard_starts_anew(data):
-    decoder = Decoder()
+    decoder = TextDecoder()
     decoder.feed(data)
     assert decoder.pending == b""
 
@@ -216,11 +216,11 @@ def test_stop_strings(parts, stops, streamed):
 
 
 def test_nothing_comes_after_a_stop():
-    decoder = Decoder(["."])
+    decoder = TextDecoder(["."])
     assert [decoder.feed(part) for part in (b"a.b", b"c", "안".encode())] == ["a", "", ""]
     assert decoder.flush() == ""
 
 
 def test_an_empty_stop_is_refused():
     with pytest.raises(ConfigError, match=r"stop: '' .* at least one character"):
-        Decoder(["a", ""])
+        TextDecoder(["a", ""])

@@ -72,7 +72,7 @@ class Utf8Guard:
         self.forbidden[self.forbidden.all(axis=1)] = False
 
 
-class Decoder:
+class TextDecoder:
     """An incremental decoder from token bytes to text: complete characters only, and no part of a stop string.
 
     The text does not depend on how the bytes are split. It ends just before the stop string that is complete first.
