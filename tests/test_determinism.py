@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import mutations
+
 TESTS = Path(__file__).parent
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson"}
 WITHOUT_GENERATOR = {"rand_like", "randn_like", "randint_like"}
@@ -67,3 +69,11 @@ def test_each_way_of_drawing_or_timing_is_a_fault(line):
 )
 def test_a_seeded_draw_is_none(line):
     assert faults(line) == []
+
+
+def test_every_mutation_is_of_a_line_that_is_there():
+    """Else the table would shrink in silence as the source changes."""
+    source = TESTS.parent / "src" / "mainstem"
+    rows = [(file, old) for file, _, faults in mutations.FAULTS for old, _ in faults]
+    assert len(rows) >= 60
+    assert [(file, old) for file, old in rows if (source / file).read_text(encoding="utf-8").count(old) != 1] == []

@@ -164,10 +164,11 @@ def new_folder(final: Path, manifest: bool = True) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def fault(folder: Path, names: Collection[str] | None = None) -> str | None:
+def fault(folder: Path, names: Collection[str] | None = None, optional: Collection[str] = ()) -> str | None:
     """The first fault of a folder against its manifest; None if there is none.
 
-    Every file must exist with its size. The sha256 is compared for the files in `names`; for every file if None.
+    Every file must exist with its size. The sha256 is compared for the files in `names`, for every file if None; one of
+    `names` that the manifest leaves out is a fault, unless it is `optional`, such as a file that may be put in by hand.
     """
     if not folder.is_dir():
         return f"{folder}: no such folder"
@@ -185,6 +186,9 @@ def fault(folder: Path, names: Collection[str] | None = None) -> str | None:
                 return f"{path}: {size} bytes where {entry['bytes']} were written"
             if (names is None or name in names) and sha256(path) != entry["sha256"]:
                 return f"{path}: its sha256 is not the one that was written"
+        for name in set(names or ()).difference(manifest, optional):
+            if (folder / name).exists():
+                return f"{folder / name}: {MANIFEST} does not list it, so it cannot be verified"
     except (RunError, AttributeError, KeyError, TypeError, OSError) as error:
         return f"{folder / MANIFEST}: unreadable ({error})"
     return None

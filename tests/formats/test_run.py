@@ -1,5 +1,6 @@
 """A RUN is resolved once, and each file that is used is verified once."""
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -93,3 +94,23 @@ def test_a_checkpoint_without_a_tokenizer_has_none(trained, tmp_path):
     (path / atomic.MANIFEST).write_text(atomic.to_json(manifest))
     assert not resolve(path).has_tokenizer
     assert load(path)[1] is None
+
+
+def test_a_file_that_the_manifest_leaves_out_is_not_verified(copied):
+    """Taking an entry out of the manifest must not make a changed file count as checked."""
+    checkpoint = copied().checkpoint_at(8)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    del manifest["model.safetensors"]
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match=r"model\.safetensors: manifest\.json does not list it"):
+        load(checkpoint)
+
+
+def test_a_checkpoint_of_ours_has_a_tokenizer_only_in_its_own_format(copied):
+    checkpoint = copied().checkpoint_at(8)
+    (checkpoint / "tokenizer.json").rename(checkpoint / "vocab.json")
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    del manifest["tokenizer.json"]
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    opened = resolve(checkpoint)
+    assert (opened.has_tokenizer, opened.tokenizer) == (False, None)

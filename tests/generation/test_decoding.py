@@ -440,3 +440,13 @@ def test_a_tap_sees_every_pass_and_changes_nothing(lively):
 
 def test_no_prompts_are_no_texts(lively):
     assert generate_batch(lively(vocab_size=257), Bytes(), [], max_new_tokens=3) == []
+
+
+def test_one_prompt_may_stand_alone_and_ids_of_one_prompt_may_not(lively):
+    model = lively(vocab_size=257)
+    options = {"max_new_tokens": 3, **GREEDY}
+    assert generate_batch(model, Bytes(), "abc", **options) == [generate(model, Bytes(), "abc", **options)]
+    with pytest.raises(ConfigError, match=r"prompts: .* give a list of prompts, \[\[1, 2, 3\]\]"):
+        generate_ids(model, [1, 2, 3], **options)
+    with pytest.raises(ConfigError, match=r"tokenizer: there is none .* generate_ids"):
+        generate(model, None, [1, 2, 3], **options)

@@ -106,3 +106,17 @@ def test_points_not_asked_for_are_not_computed():
     tap = Recorder(["blocks.1.attn_out"])
     model(tokens(model.config), tap=tap)
     assert list(tap.values) == ["blocks.1.attn_out"]
+
+
+def test_a_tap_is_bound_to_a_pass_once_for_all_of_its_points():
+    """Also for those of the last norm, which are read when the stream is unembedded."""
+
+    class Bound(Recorder):
+        def for_pass(self, offset, length, partial):
+            passes.append((offset, length, partial))
+
+    passes, model = [], build(small())
+    tap = Bound(model.points())
+    model(tokens(model.config), tap=tap)
+    assert passes == [(0, T, False)]
+    assert not tap.values

@@ -1,5 +1,6 @@
 """A run folder: one writer, checkpoints by name, rows that survive a kill."""
 
+import json
 import os
 import subprocess
 import sys
@@ -192,3 +193,13 @@ def test_rows_can_be_cut(tmp_path):
     assert cut_rows(file, lambda row: row["step"] != 2) == [{"step": 1}, {"step": 3}]
     assert read_rows(file) == [{"step": 1}, {"step": 3}]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["../../other/step-00000012", "/step-00000012", "./step-00000012"])
+def test_what_last_names_is_a_checkpoint_of_the_run(copied, name):
+    """A name that leads out of the run is none."""
+    run, other = copied(), copied("other")
+    elsewhere = run.path.parent / "other" / "step-00000012"
+    other.checkpoint_at(12).rename(elsewhere)
+    (run.path / "last.json").write_text(json.dumps({"checkpoint": name}))
+    assert run.named("last") is None

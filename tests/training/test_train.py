@@ -1,6 +1,7 @@
 """`ms.train`: the library's front door; in memory and in a folder the same training as the command line's."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ import torch
 import mainstem as ms
 import training_runs
 from mainstem.cli import main
-from mainstem.errors import ConfigError, DataError, Interrupted, RunError
+from mainstem.config import ModelConfig
+from mainstem.errors import ConfigError, Interrupted, RunError
+from mainstem.presets import PRESETS
 from mainstem.runs.folder import RunFolder
 from mainstem.training import doctor
 from mainstem.training.events import CheckpointDue, Notice, Saved, Step
@@ -124,8 +127,6 @@ def test_a_config_of_ones_own(text, data):
         result = ms.train(config, source, steps=2, batch_size=4, device="cpu", vitals_every=0)
         assert result.summary["steps"] == 2
         assert result.model.config.n_layer == 2
-    with pytest.raises(DataError, match="its token files are in another folder"):
-        ms.train(config, steps=2)
 
 
 def test_it_begins_with_the_weights_of_a_run(text, trained):
@@ -227,3 +228,20 @@ def test_training_refuses_exactly_where_the_doctor_warns(data, monkeypatch, shar
         with pytest.raises(ConfigError) as raised:
             Training(config, pace, data)
         assert str(raised.value) == finding.text
+
+
+@pytest.mark.parametrize("model", [3, ModelConfig, Path("mini")], ids=str)
+def test_what_is_no_model_is_refused(model, text):
+    with pytest.raises(ConfigError, match=r"model: \w+ cannot be trained; give a preset's name or a ModelConfig"):
+        ms.train(model, text, steps=1)
+
+
+def test_a_config_has_no_text_of_its_own():
+    with pytest.raises(ConfigError, match="data: a ModelConfig has no text of its own"):
+        ms.train(ModelConfig(n_layer=1), steps=1)
+
+
+def test_a_preset_is_its_name(text):
+    changes = {"steps": 2, "n_ctx": 16, "tokenizer": "byte"}
+    one, other = ms.train(PRESETS["tiny"], text, **changes), ms.train("tiny", text, **changes)
+    assert one.summary["train_loss"] == other.summary["train_loss"]

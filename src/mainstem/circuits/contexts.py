@@ -61,12 +61,12 @@ class Context:
         return f"window {self.window} at {self.position}"
 
 
-Windows = Iterable[Tensor | np.ndarray]
+Batches = Iterable[Tensor | np.ndarray]
 """Batches of ids, each (B, T)."""
 
 
 def neuron_contexts(
-    model: GPT, windows: Windows, layer: int, neuron: int, top: int = 10, around: int = 8
+    model: GPT, windows: Batches, layer: int, neuron: int, top: int = 10, around: int = 8
 ) -> Rows[Context]:
     """The positions at which a neuron's activation is largest, largest first.
 
@@ -86,7 +86,7 @@ def neuron_contexts(
     return _strongest(model, windows, layer, _Neuron(neuron), top, around)
 
 
-def head_contexts(model: GPT, windows: Windows, layer: int, head: int, top: int = 10, around: int = 8) -> Rows[Context]:
+def head_contexts(model: GPT, windows: Batches, layer: int, head: int, top: int = 10, around: int = 8) -> Rows[Context]:
     """The positions at which a head's write is largest, largest first, each with its source.
 
     A head's write is its row of `decompose(by="head")`, without the part from the values' bias, which is the same at
@@ -145,7 +145,7 @@ class _Head:
 
 
 def _strongest(
-    model: GPT, windows: Windows, layer: int, unit: _Neuron | _Head, count: int, around: int
+    model: GPT, windows: Batches, layer: int, unit: _Neuron | _Head, count: int, around: int
 ) -> Rows[Context]:
     """The positions of the `count` largest values; no more than `count` are kept at a time."""
     if count < 1 or around < 0:

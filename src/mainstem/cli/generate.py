@@ -132,10 +132,12 @@ def _note_decoder(model: "GPT", screen: Screen) -> None:
     """Say why PyTorch decodes, if it does on a CPU with Numba; have the decoder compiled for the next time."""
     from mainstem.generation.compiled import store, unsupported
 
-    if model.wte.weight.device.type != "cpu" or store.folder() is None or store.ready():
+    if model.wte.weight.device.type != "cpu" or store.folder() is None:
         return
     if reason := unsupported(model):
         screen.note(f"PyTorch decodes: the compiled decoder does not support this model ({reason})")
+    elif store.ready():
+        return
     elif store.underway():
         screen.note("PyTorch decodes; the compiled decoder is still being compiled")
     elif reason := store.failure():

@@ -73,7 +73,7 @@ class ModelFolder:
         todo = set(names) - self.verified
         if self.foreign or not todo:
             return
-        if (fault := atomic.fault(self.path, todo)) is not None:
+        if (fault := atomic.fault(self.path, todo, optional=(TOKENIZER,))) is not None:
             raise RunError(f"{fault}; open another checkpoint of this run, or the run itself")
         self.verified.update(todo)
 
@@ -96,7 +96,7 @@ class ModelFolder:
     @property
     def has_tokenizer(self) -> bool:
         """Whether the folder has the files of a tokenizer; they may still be damaged."""
-        return hf_tokenizer.has_files(self.path)
+        return hf_tokenizer.has_files(self.path) if self.foreign else (self.path / TOKENIZER).is_file()
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import torch
 
@@ -166,8 +166,7 @@ def stream_text(
 
     rows = []
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
-    for number, prompt in enumerate(listed):
+    for number, prompt in enumerate(_listed(prompts)):
         ids, notices = _prompt_ids(number, prompt, tokenizer, len(token_bytes), n_ctx)
         before = b"".join(token_bytes[i] for i in ids)
         for sample in range(n):
@@ -248,8 +247,11 @@ def generate_batch(
 
     The arguments are those of `stream_text`.
     """
-    texts = [""] * (len(prompts) * n)
-    for chunk in stream_text(model, tokenizer, prompts, n=n, **options):
+    if tokenizer is None:
+        raise ConfigError("tokenizer: there is none to make text with; give one, or call generate_ids")
+    listed = _listed(prompts)
+    texts = [""] * (len(listed) * n)
+    for chunk in stream_text(model, tokenizer, listed, n=n, **options):
         texts[chunk.row] += chunk.text
     return texts
 
@@ -261,10 +263,20 @@ def generate_ids(
 
     A row ends only by `max_new_tokens` or the context, and no token is forbidden.
     """
-    rows: list[list[int]] = [[] for _ in range(len(prompts) * n)]
-    for chunk in stream_text(model, None, prompts, n=n, **options):
+    listed = _listed(prompts)
+    rows: list[list[int]] = [[] for _ in range(len(listed) * n)]
+    for chunk in stream_text(model, None, listed, n=n, **options):
         rows[chunk.row] += chunk.ids
     return rows
+
+
+def _listed(prompts: Sequence[str] | Sequence[Sequence[int]]) -> Any:
+    """The prompts as a list; one text is a list of one. Raises ConfigError for ids that are no list of prompts."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if any(isinstance(prompt, int) for prompt in prompts):
+        raise ConfigError("prompts: these are the ids of one prompt; give a list of prompts, [[1, 2, 3]]")
+    return list(prompts)
 
 
 def _prompt_ids(

@@ -164,7 +164,7 @@ class Engine:
         tap = for_pass(self.tap, length - ids.shape[1], ids.shape[1], partial=True)
         with evaluating(self.model), torch.inference_mode():  # of this step alone: another text may run between two
             x = self.model.stream(ids, mask=mask, cache=self.cache, tap=tap)
-            return self.model.unembed(x[:, -1:], self.tap)[:, -1]
+            return self.model.unembed(x[:, -1:], tap)[:, -1]
 
     def close(self) -> None:
         """Stop the threads of the compiled decoder."""

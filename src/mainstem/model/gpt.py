@@ -113,6 +113,7 @@ class GPT(nn.Module):
         self, ids: Tensor, *, mask: Tensor | None = None, cache: Cache | None = None, tap: Tap | None = None
     ) -> Tensor:
         """Token ids (B, T) -> logits (B, T, V). The arguments are those of `stream`."""
+        tap = for_pass(tap, cache.length if cache is not None else 0, ids.shape[-1], cache is not None)
         return self.unembed(self.stream(ids, mask=mask, cache=cache, tap=tap), tap)
 
     def stream(

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from mainstem import atomic
 from mainstem.errors import RunError
-from mainstem.text.tokens import PASSPORT
+from mainstem.text.tokens import PASSPORT, TOKENIZER
 
 FORMAT = "mainstem/1"
 CONFIG = "config.json"
@@ -129,9 +129,12 @@ class RunFolder:
             finally:
                 self._held = False
                 holder.unlink(missing_ok=True)
+                refused = unlocked and not self.exists()  # before it began: what was not there is removed again
+                if refused:
+                    with contextlib.suppress(OSError):  # Windows keeps a locked file
+                        file.unlink(missing_ok=True)  # while it is held: nobody else can hold what is removed
                 lock.release(force=True)
-                if unlocked and not self.exists():  # refused before it began: what was not there is removed again
-                    file.unlink(missing_ok=True)
+                if refused:
                     with contextlib.suppress(OSError):
                         for folder in fresh:
                             folder.rmdir()
@@ -162,8 +165,9 @@ class RunFolder:
             value = atomic.read_json(self.path / f"{name}.json")
         except RunError:
             return None  # it only repeats what the rows and the checkpoints tell
-        checkpoint = self.checkpoints / str(value.get("checkpoint", "") if isinstance(value, dict) else "")
-        return checkpoint if _STEP.match(checkpoint.name) and checkpoint.is_dir() else None
+        named = str(value.get("checkpoint", "") if isinstance(value, dict) else "")
+        checkpoint = self.checkpoints / named
+        return checkpoint if _STEP.match(named) and checkpoint.is_dir() else None
 
     def name(self, name: str, checkpoint: Path, **facts: Any) -> None:
         """Let `last` or `best` name a checkpoint."""
@@ -192,7 +196,7 @@ class RunFolder:
         for checkpoint in (self.named("best"), self.named("last"), *reversed(self.found())):
             if checkpoint is None or checkpoint in faults:
                 continue
-            if (fault := atomic.fault(checkpoint, names)) is None:
+            if (fault := atomic.fault(checkpoint, names, optional=(TOKENIZER,))) is None:
                 for text in faults.values():
                     notice(f"passed over {text}; {checkpoint} is opened")
                 return checkpoint

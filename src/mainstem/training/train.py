@@ -13,6 +13,7 @@ from mainstem.errors import ConfigError, nearest
 from mainstem.formats.load import load
 from mainstem.formats.run import resolve
 from mainstem.model.gpt import GPT
+from mainstem.presets import Preset
 from mainstem.runs.folder import RunFolder, read_rows
 from mainstem.runs.summary import summarize
 from mainstem.text.corpus import TextOptions
@@ -51,7 +52,7 @@ class TrainResult:
 
 
 def train(
-    model: str | ModelConfig | None = None,
+    model: str | Preset | ModelConfig | None = None,
     data: str | Path | Prepared | Sequence[str | Path] | None = None,
     *,
     run: Path | str | None = None,
@@ -72,7 +73,7 @@ def train(
         text = ms.generate(result.model, result.tokenizer, "ROMEO:")
 
     Args:
-        model: a preset's name (`ms.PRESETS`), or a config; `tiny` by default.
+        model: a preset or its name (`ms.PRESETS`), or a config; `tiny` by default.
         data: text files, a prepared folder, or a bundled corpus (`shakespeare`, `constitution-ko`); by default the
             preset's.
         run: the run folder to write or to resume; None trains in memory and writes nothing.
@@ -93,6 +94,12 @@ def train(
     folder = None if run is None else RunFolder(run)
     fresh = folder is None or not folder.exists()
     source = resolve(init_from) if init_from is not None and fresh else None
+    if isinstance(model, Preset):
+        model = model.name
+    if not isinstance(model, str | ModelConfig | None):
+        raise ConfigError(f"model: {type(model).__name__} cannot be trained; give a preset's name or a ModelConfig")
+    if isinstance(model, ModelConfig) and data is None and fresh:
+        raise ConfigError("data: a ModelConfig has no text of its own; give text files, or a bundled corpus' name")
     named = model if isinstance(model, str) else None
     request = start.default_request(folder, named, source)
     asked: dict[str, Any] = {

@@ -120,12 +120,16 @@ class _Target:
             [*self.line, "--out", str(self.run.path)], stdout=quiet, stderr=quiet, cwd=self.run.path.parent
         )
         try:
-            process.wait(self.chance.uniform(0.0, self.window))
-            met, self.window = False, min(self.window, time.monotonic() - began)
-        except subprocess.TimeoutExpired:
-            met = True
-            process.send_signal(signum)
-        code = process.wait()
+            try:
+                process.wait(self.chance.uniform(0.0, self.window))
+                met, self.window = False, min(self.window, time.monotonic() - began)
+            except subprocess.TimeoutExpired:
+                met = True
+                process.send_signal(signum)
+            code = process.wait()
+        finally:  # also where the wait is interrupted
+            process.kill()
+            process.wait()
         if code not in (0, -signum, 128 + signum):
             raise TrainingFailed(f"{self.run.path}: the run left with {code} after {signum.name}")
         return met

@@ -2,7 +2,7 @@
 
 An intervention is a tap that replaces the tensor of a point, or a part of it:
 
-    tap = Intervention(model, {"L1H3": zero(), ("mlp_out", 2): mean(trace), At("resid_pre4", pos=-1): add(vector)})
+    tap = Intervention(model, {"L1H3": zero(), ("mlp_out", 2): mean(trace), At("resid_pre4", pos=3): add(vector)})
     logits = model(ids, tap=tap)
     text = generate(model, tokenizer, "ROMEO:", max_new_tokens=50, tap=tap)
 
@@ -248,6 +248,8 @@ class Intervention(_Changes):
     It has no state and can be used with any number of passes. Positions count from the start of the window, also in a
     pass that continues a KV cache: a change is applied when its position is read, and later positions attend to the
     changed values. Negative positions count from the end of a whole pass; they are not supported with a cache.
+
+    A value that differs between positions needs a change for each: a pass may read some of them alone.
 
     Raises ConfigError as `locate` does; during a pass, for a position out of range and values that do not fit.
     """
