@@ -345,3 +345,10 @@ def test_bytes_are_counted_raw():
     each = tokenizer.train("char", ["a가👍"])
     assert bytes_per_token(each).tolist() == [1, 3, 4, 0]
     assert bytes_per_token(each).dtype == np.int64
+
+
+def test_the_first_id_past_the_vocabulary_is_outside_it():
+    stream = np.array([0, 1, 256, 2, 3, 257, 4, 5, 6], np.uint16)
+    assert len(list(evaluation_windows(stream, 3, 1, vocab_size=258))) > 0
+    with pytest.raises(DataError, match="token id 257 is outside the vocabulary of 257"):
+        list(evaluation_windows(stream, 3, 1, vocab_size=257))
