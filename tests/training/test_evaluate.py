@@ -11,6 +11,7 @@ import torch
 from mainstem.errors import Interrupted
 from mainstem.model.gpt import GPT
 from mainstem.text.tokens import bytes_per_token
+from mainstem.training.device import Device
 from mainstem.training.evaluate import IGNORED, bigram_bits_per_byte, evaluate, loss_sum
 from models import build, small
 from training_runs import cut
@@ -119,3 +120,12 @@ def test_the_bigram_table_is_a_plain_count(data):
         bits -= math.log2((pairs[context, token] + V * unigram) / (contexts[context] + V))
     size = sum(bytes_per_token(data.tokenizer)[val[1:]])
     assert bigram_bits_per_byte(small_data) == pytest.approx(bits / size, rel=1e-12)
+
+
+def test_a_model_is_evaluated_where_it_is(monkeypatch):
+    asked = []
+    choose = Device.choose
+    monkeypatch.setattr(Device, "choose", lambda name="auto": asked.append(name) or choose(name))
+    model = GPT(small())
+    evaluate(model, np.arange(11, dtype=np.uint16), np.ones(11, np.int64))
+    assert asked == [str(model.wte.weight.device)] == ["cpu"]

@@ -65,10 +65,10 @@ def evaluate(
         tokens: (N,) ids.
         token_bytes: (V,) bytes of text of each id.
         batch_size: windows at once.
-        device: where the model is; the CPU if None.
+        device: how the model is run; by default where it is.
         should_stop: called between batches.
     """
-    device = device or Device.choose("cpu")
+    device = device or Device.choose(str(model.wte.weight.device))
     total, count, size = 0.0, 0, 0
     with evaluating(model), torch.inference_mode(), device.autocast():
         windows = evaluation_windows(tokens, model.config.n_ctx, batch_size, vocab_size=model.config.vocab_size)
