@@ -203,11 +203,11 @@ def _batching(ids: Path, bpe: Tokenizer, rounds: int) -> dict[str, Any]:
 
 
 def _notes(bpe: Tokenizer, asked: int, quarter: int) -> list[str]:
-    said = [
+    notes = [
         (bpe.vocab_size != asked, f"the vocabulary reached {bpe.vocab_size:,} of the {asked:,} asked for"),
         (quarter < AT_ONCE, "a quarter of the text fits into the batches held at once: memory still grows"),
     ]
-    return [sentence for true, sentence in said if true]
+    return [sentence for true, sentence in notes if true]
 
 
 NAMES = {
@@ -242,38 +242,39 @@ def main(argv: Sequence[str]) -> None:
     screen = Screen(command.json)
 
     with screen.bar("data", 1) as bar:
-        found = measure(
+        figures = measure(
             Source((command.data,)),
             command.vocab_size,
             command.megabytes,
             command.rounds,
             progress=lambda done, total: bar.at(done, total=total),
         )
-    for note in found["notes"]:
+    for note in figures["notes"]:
         screen.note(note)
-    text = found["text"]
+    text = figures["text"]
     screen.say(
-        f"{text['name']}: {text['bytes'] / 1e6:,.1f} MB, {text['tokens']:,} tokens, BPE of {found['vocab_size']:,}; "
-        f"tokenizers {found['tokenizers']}, {found['cores']} cores"
+        f"{text['name']}: {text['bytes'] / 1e6:,.1f} MB, {text['tokens']:,} tokens, BPE of {figures['vocab_size']:,}; "
+        f"tokenizers {figures['tokenizers']}, {figures['cores']} cores"
     )
-    lower, upper = found["ratio_quartiles"]
+    lower, upper = figures["ratio_quartiles"]
     screen.say(
-        f"encode_over_tokenizers {found['encode_over_tokenizers']:.3f} (quartiles {lower:.3f} to {upper:.3f}); "
-        f"{found['ids_that_differ']:,} ids differ"
+        f"encode_over_tokenizers {figures['encode_over_tokenizers']:.3f} (quartiles {lower:.3f} to {upper:.3f}); "
+        f"{figures['ids_that_differ']:,} ids differ"
     )
     rows = [
-        (name, f"{found['seconds'][side]:.3f}", f"{found['megabytes_per_second'][side]:.1f}", _rate(found, side))
+        (name, f"{figures['seconds'][side]:.3f}", f"{figures['megabytes_per_second'][side]:.1f}", _rate(figures, side))
         for side, name in NAMES.items()
     ]
     screen.table(("encoding", "seconds", "MB/s", "tokens/s"), rows)
-    if found["memory_growth"]:
-        peaks = ", ".join(f"{row['peak'] / 1e6:,.1f} MB for {row['text_bytes'] / 1e6:,.1f}" for row in found["memory"])
-        screen.say(f"memory of ours at its peak: {peaks} MB of text; memory_growth {found['memory_growth']:.3f}")
-    seconds = ", ".join(f"{shape} {each * 1e6:,.0f}" for shape, each in found["batch_seconds"].items())
-    screen.say(f"microseconds a batch: {seconds}; batch_over_step {found['batch_over_step']:.5f} at the shape small")
-    screen.result(found)
+    if figures["memory_growth"]:
+        memory = figures["memory"]
+        peaks = ", ".join(f"{row['peak'] / 1e6:,.1f} MB for {row['text_bytes'] / 1e6:,.1f}" for row in memory)
+        screen.say(f"memory of ours at its peak: {peaks} MB of text; memory_growth {figures['memory_growth']:.3f}")
+    seconds = ", ".join(f"{shape} {each * 1e6:,.0f}" for shape, each in figures["batch_seconds"].items())
+    screen.say(f"microseconds a batch: {seconds}; batch_over_step {figures['batch_over_step']:.5f} at the shape small")
+    screen.result(figures)
 
 
-def _rate(found: dict, side: str) -> str:
-    rate = found["tokens_per_second"].get(side)
+def _rate(figures: dict, side: str) -> str:
+    rate = figures["tokens_per_second"].get(side)
     return "-" if rate is None else f"{rate:,.0f}"

@@ -284,31 +284,32 @@ def main(argv: Sequence[str]) -> None:
     tokens = min(256, preset(command.preset).model.n_ctx) if command.tokens is None else command.tokens
     subject = Subject(command.preset, tokens, command.grid_tokens, command.seed)
     with screen.bar("inspect", 1) as bar:
-        found = measure(subject, command.rounds, progress=lambda done, total, what: bar.at(done, what, total))
-    for note in found["notes"]:
+        figures = measure(subject, command.rounds, progress=lambda done, total, what: bar.at(done, what, total))
+    for note in figures["notes"]:
         screen.note(note)
-    _show(screen, found)
-    screen.result(found)
+    _show(screen, figures)
+    screen.result(figures)
 
 
-def _show(screen: Screen, found: dict[str, Any]) -> None:
+def _show(screen: Screen, figures: dict[str, Any]) -> None:
     """Two tables, and what each figure means."""
-    shape = found["shape"]
+    shape = figures["shape"]
     screen.say(
         f"{shape['preset']}: {shape['n_layer']} blocks of {shape['n_head']} heads, {shape['d_model']} wide, "
         f"{shape['vocab_size']:,} tokens known, {shape['dtype']}, random weights; {shape['tokens']} tokens are read, "
         f"and {shape['grid_tokens']} in the grid of patches"
     )
     peer = f"without {PEER}"
-    if found["peer"]:
-        peer = f"{found['peer']} with the same weights, its logits within {found['logits_difference']:.0e} of ours"
-    screen.say(f"torch {found['torch']}, {found['threads']} threads; {peer}\n")
-    rows = [[figure.name, *_cells(found[figure.name], found["timings"][figure.name]), figure.aim] for figure in FIGURES]
+    if figures["peer"]:
+        peer = f"{figures['peer']} with the same weights, its logits within {figures['logits_difference']:.0e} of ours"
+    screen.say(f"torch {figures['torch']}, {figures['threads']} threads; {peer}\n")
+    timings = figures["timings"]
+    rows = [[figure.name, *_cells(figures[figure.name], timings[figure.name]), figure.aim] for figure in FIGURES]
     screen.table(["figure", "ratio", "seconds", "differ", "aim"], rows)
     screen.say()
-    rows = [[side, *_megabytes(found["memory"][side])] for side in (OURS, PEER)]
+    rows = [[side, *_megabytes(figures["memory"][side])] for side in (OURS, PEER)]
     screen.table(["memory", "MB at the peak", "MB kept"], rows)
-    screen.say(f"  memory_ratio, of the peaks: {_ratio(found['memory_ratio'])}; good below 1")
+    screen.say(f"  memory_ratio, of the peaks: {_ratio(figures['memory_ratio'])}; good below 1")
     screen.say()
     for figure in FIGURES:
         screen.say(f"  {figure.name:<30}{figure.about}")

@@ -196,19 +196,19 @@ def main(argv: Sequence[str]) -> None:
     screen = Screen(command.json)
 
     with screen.bar("train", 1) as bar:
-        found = measure(command.shape, command.rounds, progress=lambda done, total: bar.at(done, total=total))
-    for note in found["notes"]:
+        figures = measure(command.shape, command.rounds, progress=lambda done, total: bar.at(done, total=total))
+    for note in figures["notes"]:
         screen.note(note)
-    screen.say(f"{found['shape']}: torch {found['torch']}, {found['threads']} threads, float32")
+    screen.say(f"{figures['shape']}: torch {figures['torch']}, {figures['threads']} threads, float32")
     rows = []
-    for name, timing in found["timings"].items():
+    for name, timing in figures["timings"].items():
         if timing is not None:
             lower, upper = timing["ratio_quartiles"]
             seconds = ", ".join(f"{side} {1000 * value:,.1f}" for side, value in timing["seconds"].items())
-            rows.append((name, f"{found[name]:.3f}", f"{lower:.3f} to {upper:.3f}", seconds))
+            rows.append((name, f"{figures[name]:.3f}", f"{lower:.3f} to {upper:.3f}", seconds))
     screen.table(("figure", "ratio", "interquartile range", "ms a step"), rows)
-    ratio = found["memory_over_transformers"]
-    sides = ", ".join(f"{side} {peak / 1e6:,.1f} MB" for side, peak in found["memory"].items() if peak)
+    ratio = figures["memory_over_transformers"]
+    sides = ", ".join(f"{side} {peak / 1e6:,.1f} MB" for side, peak in figures["memory"].items() if peak)
     if sides:
         screen.say(f"memory of a step, above model and optimizer: {sides}{f', {ratio:.3f}' if ratio else ''}")
-    screen.result(found)
+    screen.result(figures)
